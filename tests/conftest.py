@@ -136,7 +136,7 @@ def descriptors() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
-        if not any(own in target for own in OWN_FILES):
+        if not any(ignored in target for ignored in OWN_FILES):
             found.add(f"{descriptor} -> {target}")
     return found
 

@@ -56,13 +56,13 @@ class StubEngine:
         with self.changed:
             assert self.changed.wait_for(ready, timeout), (self.links, self.revoked)
 
-    def say(self) -> None:
+    def send_greetings(self) -> None:
         """Sends this rank's number and the stream's over each stream."""
         for streams, _ in self.links.values():
             for number, fd in enumerate(streams):
                 os.write(fd, bytes([self.rank, number]))
 
-    def hear(self, timeout: float = 20.0) -> None:
+    def receive_greetings(self, timeout: float = 20.0) -> None:
         """Reads what each peer has sent, to check that each stream connects the right two ranks."""
         for peer, (streams, kind) in self.links.items():
             assert len(streams) == (1 if kind == sockets.LOCAL else STREAMS)
@@ -148,9 +148,9 @@ def engines(sessions: Sequence[Session]) -> Iterator[list[StubEngine]]:
 def greet(stubs: Sequence[StubEngine]) -> None:
     """Every rank sends its number over all links, and checks the numbers that it receives."""
     for stub in stubs:
-        stub.say()
+        stub.send_greetings()
     for stub in stubs:
-        stub.hear()
+        stub.receive_greetings()
 
 
 TESTS = Path(__file__).resolve().parent

@@ -21,7 +21,7 @@ from waiting import until
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def said(cell: Any) -> str:
+def output_of(cell: Any) -> str:
     """Everything below a cell."""
     return "".join(
         output.get("text", "") or str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs
@@ -33,9 +33,11 @@ def quickstart() -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
     NotebookClient(notebook, timeout=60).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert "[0]<stdout>:rank 0 of 2 is done" in said(cells[1]) and "[1]<stdout>:rank 1 of 2 is done" in said(cells[1])
-    assert "[[3.0, 1.0], [3.0, 1.0]]" in said(cells[1]) and said(cells[2]) == "1"
-    assert "[[3.0, 1.0], [3.0, 1.0]]" in said(cells[4])
+    assert "[0]<stdout>:rank 0 of 2 is done" in output_of(cells[1]) and "[1]<stdout>:rank 1 of 2 is done" in output_of(
+        cells[1]
+    )
+    assert "[[3.0, 1.0], [3.0, 1.0]]" in output_of(cells[1]) and output_of(cells[2]) == "1"
+    assert "[[3.0, 1.0], [3.0, 1.0]]" in output_of(cells[4])
 
 
 def troubleshooting() -> None:
@@ -56,7 +58,7 @@ def troubleshooting() -> None:
         assert "rank 0: Traceback" in str(caught.value) and "in work" in str(caught.value)
 
         def interrupt() -> None:
-            until(lambda: "asleep" in said(notebook.cells[2]), 60.0)
+            until(lambda: "asleep" in output_of(notebook.cells[2]), 60.0)
             os.kill(client.km.provisioner.process.pid, signal.SIGINT)
 
         button = threading.Thread(target=interrupt)
@@ -67,7 +69,7 @@ def troubleshooting() -> None:
         button.join()
         assert time.monotonic() - began < 50, "as long as the cell takes if nobody interrupts it, or nearly so"
         client.execute_cell(notebook.cells[3], 3)
-        assert "still there: [0, 0]" in said(notebook.cells[3])
+        assert "still there: [0, 0]" in output_of(notebook.cells[3])
 
 
 if __name__ == "__main__":

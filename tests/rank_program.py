@@ -1,6 +1,6 @@
 # A rank for tests of joining: `python rank_program.py MODE`. Started by farandole.launch; has no engine.
-# Touches the rendezvous room and, on purpose, its own life.
-"""Joins, greets every peer over every link, prints one line of JSON, leaves."""
+# Touches the rendezvous room; kills itself in some modes.
+"""Joins, sends and receives a greeting over every link, prints one line of JSON, leaves."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def main() -> int:
         return 3
     session.hand_over(stub)
     session.serve(stub)
-    stub.say()
-    stub.hear()
+    stub.send_greetings()
+    stub.receive_greetings()
     kinds = {peer: kind for peer, (_, kind) in stub.links.items()}
     print(json.dumps({"hosts": session.hosts, "kinds": kinds, "generation": session.generation}), flush=True)
     session.close()

@@ -1,5 +1,5 @@
 // The element types and reduction operations that all rooms use, and their sizes.
-// Touches nothing.
+// Includes no other file of this project.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace farandole {
 
-// The values are part of the C interface (api/farandole.h) and of the wire.
+// The values are part of the C interface (api/farandole.h) and of the messages between ranks.
 enum class DType : std::uint8_t {
   boolean = 0,
   uint8 = 1,

@@ -1,5 +1,5 @@
 // Failpoints: named places where a test can inject a fault. In the product library they compile to nothing.
-// Touches nothing here; link/chaos.cc, part of the test-only library, has the actions.
+// Includes nothing; link/chaos.cc, in the library for tests, has the actions.
 #pragma once
 
 #include "base/kind.h"

@@ -62,8 +62,8 @@ Task sum_dots(const Context& context, const Workspace& work, const std::vector<P
                                                    work.at(level[pair].second, tensor), work.elements(tensor));
     }
   }
-  Pieces mine(dots.data(), dots.size() * sizeof(kernel::Dots));
-  Task gather = gather_blocks(context, mine, blocks, step);
+  Pieces own(dots.data(), dots.size() * sizeof(kernel::Dots));
+  Task gather = gather_blocks(context, own, blocks, step);
   co_await gather;
   for (std::size_t i = 0; i < dots.size(); ++i) {
     kernel::Dots sum;

@@ -1,5 +1,5 @@
 // Cursor: a position that moves through pieces, so that copying the next chunk needs no search.
-// Touches base/ alone.
+// Touches only base/.
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 
 namespace farandole::collective {
 
-// The members that take part, in the order in which their contributions are added; equal on all but for `me`.
+// The members that take part, in the order in which their contributions are added; equal on all members except `me`.
 struct Party {
   std::vector<int> ranks;  // in the job
   int me = 0;              // this member's position in it

@@ -16,8 +16,8 @@ Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const st
   wire::Tag tag{context.group, context.sequence, step};
   std::vector<link::TransferPtr> transfers;
   enter(context, "send");
-  for (int shift = 1; shift < topology.size();
-       ++shift) {  // each starts with another member, so that they do not all send to one first
+  // Each member starts with another peer, so that they do not all send to the same one first.
+  for (int shift = 1; shift < topology.size(); ++shift) {
     int to = (topology.me + shift) % topology.size();
     int from = (topology.me + topology.size() - shift) % topology.size();
     if (topology.host_of[index(from)] != my_host && !out[index(from)].empty()) {
@@ -52,15 +52,15 @@ Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out, 
 
 namespace {
 
-// The member of this host that reduces what is for a given member: the one with its local index, if there is one. On
-// the member's own host that is the member itself.
+// The member of `host` that adds up this host's contributions for `destination`: the member with the same local index,
+// if there is one. On the destination's own host it is the destination itself.
 int adder(const Topology& topology, int host, int destination) {
   const std::vector<int>& members = topology.hosts[index(host)];
   return members[index(topology.local_of[index(destination)]) % members.size()];
 }
 
-// partials[m] becomes the host's sum for member m, where this member is its adder. It has memory of its own, or that of
-// `in` when the member is alone on the host and nothing is scaled.
+// For each member m whose adder is this member, partials[m] becomes the host's sum for m. The sums are in `memory`, or
+// in `in` itself if this is the only member of the host and nothing is scaled.
 Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Reduction& reduction,
                  std::unique_ptr<std::byte[]>& memory, std::vector<Pieces>& partials) {
   const Topology& topology = *context.topology;
@@ -74,9 +74,9 @@ Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Re
     int local = topology.local_of[index(adder(topology, my_host, member))];
     by_adder[index(local)].add(in[index(member)]);
   }
-  const Pieces& mine = by_adder[index(topology.my_local())];
-  memory = std::make_unique_for_overwrite<std::byte[]>(mine.bytes());
-  Pieces sums(memory.get(), mine.bytes());
+  const Pieces& own = by_adder[index(topology.my_local())];
+  memory = std::make_unique_for_overwrite<std::byte[]>(own.bytes());
+  Pieces sums(memory.get(), own.bytes());
   Reduction first = first_half(reduction);
   if (context.rings != nullptr) {
     Task task = local_reduce_scatter(context, by_adder, sums, first);
@@ -92,7 +92,7 @@ Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Re
   }
 }
 
-// The sums of all hosts meet at the member that they are for.
+// Each host adds up its contributions; the sums of all hosts are sent to the member that needs them, which adds them.
 Task reducescatter_by_hosts(const Context& context, const std::vector<Pieces>& in, const Pieces& out,
                             const Reduction& reduction) {
   const Topology& topology = *context.topology;
@@ -148,7 +148,7 @@ Task reducescatter(Context context, std::vector<Pieces> in, Pieces out, Reductio
 
 namespace {
 
-// Dissemination: after the step of distance d, a host has heard from the 2d hosts before it, directly or through
+// Dissemination: after the step of distance d, a host has messages of the 2d hosts before it, directly or through
 // others.
 Task barrier_between(const Context& context) {
   const Topology& topology = *context.topology;
@@ -164,8 +164,8 @@ Task barrier_between(const Context& context) {
     link::TransferPtr receive = context.messenger->receive(from, tag, nothing);
     sends.push_back(context.messenger->send(to, tag, nothing));
     enter(context, "recv");
-    auto heard = until([&receive] { return receive->done(); });
-    co_await heard;
+    auto received = until([&receive] { return receive->done(); });
+    co_await received;
   }
   auto sent_all = until([&sends] { return finished(sends); });
   co_await sent_all;

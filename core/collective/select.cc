@@ -1,5 +1,5 @@
 // The selector: thresholds and the reasons for them.
-// Touches base/ alone.
+// Touches only base/.
 #include "collective/select.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Which algorithm is used for how many bytes. Pure: every member makes the same choice from the same numbers.
-// Touches base/ alone.
+// Touches only base/.
 #pragma once
 
 #include <cstddef>

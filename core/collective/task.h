@@ -1,5 +1,5 @@
 // Task: a collective as a coroutine. It runs until a link would block, and continues when it is advanced again.
-// Touches base/ alone.
+// Touches only base/.
 #pragma once
 
 #include <coroutine>

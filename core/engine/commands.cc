@@ -66,8 +66,8 @@ Error Commands::check(const Operation& operation) const {
     return {Code::invalid_argument,
             "rank " + std::to_string(options_.rank) + " is not in process set " + std::to_string(operation.group)};
   if (point_to_point(operation.request.kind)) {
-    bool anybody = operation.request.kind == Kind::receive && operation.peer == kAnySource;
-    if (!anybody && !std::binary_search(ranks.begin(), ranks.end(), operation.peer))
+    bool any_source = operation.request.kind == Kind::receive && operation.peer == kAnySource;
+    if (!any_source && !std::binary_search(ranks.begin(), ranks.end(), operation.peer))
       return {Code::invalid_argument,
               "rank " + std::to_string(operation.peer) + " is not in process set " + std::to_string(operation.group)};
     return {};

@@ -25,14 +25,14 @@ class Driven {
   virtual bool pass(std::int64_t now) = 0;         // one pass over everything; true when anything moved
   virtual bool busy() const = 0;                   // something is under way
   virtual bool waits_for_network() const = 0;      // what is under way needs other hosts
-  virtual bool has_news() = 0;                     // another thread or rank may not have known that nobody drives
+  virtual bool has_news() = 0;                     // another thread or rank may not have known that no thread drives
   virtual std::int64_t next_deadline() const = 0;  // when to make a pass even without events; kNever
   virtual void fail(Error error) = 0;              // a pass has thrown; throws nothing
 };
 
 // One thread at a time is the driver: it holds the driver lock and makes progress on everything, and never blocks
 // meanwhile. Usually that is the engine's own thread, which sleeps in the poller when there is nothing to do. A user's
-// thread that waits for an operation becomes the driver when nobody else is, so that short operations need no thread
+// thread that waits for an operation becomes the driver if no other thread is, so that short operations need no thread
 // switch.
 class Driver {
  public:
@@ -77,7 +77,7 @@ class Driver {
   // Until the operation is done or `end`: drives, or sleeps while another thread drives. `passive`: only sleeps.
   // Returns the time.
   std::int64_t wait(Operation& operation, std::int64_t now, std::int64_t end, bool passive);
-  void wake();                               // after new work: wakes the engine's thread only when nobody drives
+  void wake();                               // after new work: wakes the engine's thread only if no thread drives
   void notify() const { wakeup_.notify(); }  // wakes it in any case
   const os::Descriptor& descriptor() const { return wakeup_.descriptor(); }  // readable after notify()
 
@@ -97,14 +97,14 @@ class Driver {
   link::StatusPage& status_page_;
   const LocalPeers& local_peers_;
   std::atomic<std::int64_t>& wake_ups_;
-  const bool oversubscribed_;  // more ranks than cores: whoever looks for news lets others run
+  const bool oversubscribed_;  // more ranks than cores: a thread that polls yields the core
   std::mutex mutex_;           // held by the driver
   os::Wakeup wakeup_;
   std::thread thread_;
   std::atomic<std::int64_t> spin_ns_;
   std::atomic<bool> running_{false};  // from start() to stop(): threads of the user may drive
   std::atomic<int> waiters_{0};       // threads of the user that sleep until an operation is done
-  std::atomic<bool> asleep_{true};    // nobody drives: whoever adds work must wake the engine's thread
+  std::atomic<bool> asleep_{true};    // no thread makes progress: a thread that adds work must wake the engine's thread
   std::atomic<std::int64_t> sleeping_until_{0};
   std::int64_t now_ = 0;
   std::int64_t checked_cores_at_ = 0;

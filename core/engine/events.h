@@ -27,7 +27,7 @@ class Events {
  public:
   void push(BindingEvent event) {
     std::lock_guard lock(mutex_);
-    // When nobody reads events, log lines may be dropped. A link request must not: it is made once per peer.
+    // If no thread reads events, log lines may be dropped. Link requests are kept: each is made once per peer.
     if (closed_ || (event.kind == EventKind::log && queue_.size() >= kMaxEvents)) return;
     queue_.push_back(std::move(event));
     changed_.notify_one();

@@ -1,5 +1,5 @@
 // How a group follows its plan and leaves it.
-// Touches negotiate/, trace/ and engine/plan_exchange.h.
+// Touches base/, negotiate/, trace/ and engine/plan_exchange.h.
 #include <algorithm>
 
 #include "base/failpoint.h"

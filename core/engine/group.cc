@@ -1,5 +1,5 @@
 // A group's requests, the answers to them, and the buckets that it runs. The plan is in follow.cc.
-// Touches negotiate/, collective/, link/ and trace/.
+// Touches base/, os/, negotiate/, collective/, link/ and trace/.
 #include "engine/group.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Process sets: creating and removing them, and what peers send for them.
-// Touches link/, negotiate/ and the parts of engine/ that it includes.
+// Touches os/, link/, negotiate/ and the parts of engine/ that it includes.
 #include "engine/groups.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Handles: finding, finishing and releasing operations.
-// Touches base/ and os/.
+// Touches base/, os/ and negotiate/.
 #include "engine/operation.h"
 
 #include <chrono>

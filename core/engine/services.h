@@ -1,5 +1,5 @@
 // What the parts of an engine share: its options and counters, and what they ask of it.
-// Touches link/, trace/ and group/. Used only by the driver.
+// Touches link/, trace/, group/ and collective/. Used only by the driver.
 #pragma once
 
 #include <array>

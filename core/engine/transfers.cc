@@ -10,15 +10,15 @@
 namespace farandole {
 namespace {
 
-// Tags of send and receive, separate from those of collectives.
+// A transfer is two messages: the data type, and the data. Their tags differ from those of collectives.
 constexpr std::uint32_t kPointToPoint = 0x80000000u;
-constexpr std::uint32_t kDtypeOfPointToPoint = 0x40000000u;
+constexpr std::uint32_t kPointToPointDtype = 0x40000000u;
 
 }  // namespace
 
 std::uint32_t Transfers::group_of(std::uint32_t tag_group) {
   const bool transfer = (tag_group & kPointToPoint) != 0;
-  return transfer ? tag_group & ~(kPointToPoint | kDtypeOfPointToPoint) : tag_group;
+  return transfer ? tag_group & ~(kPointToPoint | kPointToPointDtype) : tag_group;
 }
 
 void Transfers::begin(const OperationPtr& operation) {
@@ -33,7 +33,7 @@ void Transfers::begin(const OperationPtr& operation) {
   const link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
                       static_cast<std::uint64_t>(operation->tag), 0};
   link::Tag dtype_tag = tag;
-  dtype_tag.group |= kDtypeOfPointToPoint;
+  dtype_tag.group |= kPointToPointDtype;
   std::size_t bytes = operation->request.bytes();
   operation->phase = kind == Kind::send ? "send" : "recv";
   operation->shape = operation->request.shape;
@@ -58,7 +58,7 @@ bool Transfers::advance() {
   return (!running_.empty() && finish_done()) || matched;
 }
 
-// Receives from any source, in their order: the first member that has sent something becomes the source.
+// For the receives from any source, oldest first: the first member that has sent something becomes the source.
 bool Transfers::match_any_source() {
   const std::size_t before = any_source_.size();
   for (std::size_t i = 0; i < any_source_.size();) {
@@ -71,29 +71,28 @@ bool Transfers::match_any_source() {
       continue;
     }
     for (int rank : group->ranks) {
-      const link::Tag dtype_tag{kPointToPoint | kDtypeOfPointToPoint | id, static_cast<std::uint64_t>(operation->tag),
-                                0};
+      const link::Tag dtype_tag{kPointToPoint | kPointToPointDtype | id, static_cast<std::uint64_t>(operation->tag), 0};
       if (!services_.messenger().has_unexpected(rank, dtype_tag)) continue;
       operation->peer = rank;
-      operation->value = rank;
+      operation->value = rank;  // the result that the user gets: the source
       break;
     }
     if (operation->peer == kAnySource) {
       ++i;
       continue;
     }
-    begin(operation);  // an operation that fails here is still in the list, and ends with all others
+    begin(operation);  // if this throws, the operation is still in the list, and fails together with all others
     any_source_.erase(any_source_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return any_source_.size() != before;
 }
 
 Error Transfers::Transfer::mismatch() const {
-  auto mine = static_cast<std::uint32_t>(operation->request.dtype);
-  if (*dtype == mine) return {};
-  std::string theirs = *dtype < kDTypes ? name_of(static_cast<DType>(*dtype)) : "an unknown type";
+  auto expected = static_cast<std::uint32_t>(operation->request.dtype);
+  if (*dtype == expected) return {};
+  std::string sent_dtype = *dtype < kDTypes ? name_of(static_cast<DType>(*dtype)) : "an unknown type";
   return {Code::precondition,
-          "Mismatched data types: rank " + std::to_string(operation->peer) + " sends " + theirs +
+          "Mismatched data types: rank " + std::to_string(operation->peer) + " sends " + sent_dtype +
               ", but this rank receives " + name_of(operation->request.dtype),
           operation->peer};
 }

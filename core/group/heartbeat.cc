@@ -1,5 +1,5 @@
 // The thread of a heartbeat.
-// Touches os/ alone.
+// Touches only os/.
 #include "group/heartbeat.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Heartbeat::~Heartbeat() {
   stop_.store(1, std::memory_order_release);
   os::futex_wake_all(&stop_);
   thread_.join();
-  word(mine_)->store(0, std::memory_order_release);  // from now on nobody needs to watch this process
+  word(mine_)->store(0, std::memory_order_release);  // from now on the agent does not watch this process
 }
 
 void Heartbeat::guard(std::int64_t lease_ms, std::function<void()> act) {
@@ -42,8 +42,8 @@ void Heartbeat::beat(std::int64_t now_ms) {
   word(mine_)->fetch_add(1, std::memory_order_release);
   if (!theirs_) return;
   if (now_ms - std::exchange(last_ms_, now_ms) > 2 * beat_ms_) awake_ms_ = now_ms;
-  const auto heard = static_cast<std::int64_t>(word(theirs_)->load(std::memory_order_acquire));
-  const std::int64_t silent = now_ms - std::max(heard, awake_ms_);
+  const auto last_beat = static_cast<std::int64_t>(word(theirs_)->load(std::memory_order_acquire));
+  const std::int64_t silent = now_ms - std::max(last_beat, awake_ms_);
   silent_ms_.store(silent, std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
   if (act_ && silent >= lease_ms_) std::exchange(act_, nullptr)();

@@ -1,5 +1,5 @@
 // The heartbeat of a rank: a thread that shows that this process runs, and checks that its agent does.
-// Touches os/ alone.
+// Touches only os/.
 #pragma once
 
 #include <atomic>

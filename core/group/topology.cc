@@ -1,5 +1,5 @@
 // Building a group's topology from ranks and hosts.
-// Touches base/ alone.
+// Touches only base/.
 #include "group/topology.h"
 
 #include <algorithm>

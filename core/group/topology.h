@@ -1,5 +1,5 @@
 // The members of a group and their hosts. Members are numbered 0..size-1 in the order of their ranks.
-// Touches base/ alone.
+// Touches only base/.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 // Kernels for x86-64 with AVX2 and F16C, in vectors of 32 bytes. They run only when processor.h has found both.
-// Touches x86.h and vector.h alone.
+// Touches only x86.h and vector.h.
 #if defined(__x86_64__)
 #define FARANDOLE_TARGET __attribute__((target("avx2,f16c")))
 #define FARANDOLE_SET kAvx2

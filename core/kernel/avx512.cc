@@ -1,5 +1,5 @@
 // Kernels for x86-64 with AVX-512 (F, BW, DQ, VL), in vectors of 64 bytes. They run only when processor.h has found
-// all of these. Touches x86.h and vector.h alone.
+// all of these. Touches only x86.h and vector.h.
 #if defined(__x86_64__)
 #if !defined(__clang__)  // gcc 12 warns of "undefined" vectors in its own header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

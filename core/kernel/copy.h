@@ -1,4 +1,4 @@
-// Copying memory that nobody will read again soon.
+// Copying memory that will not be read again soon.
 // Touches nothing.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Picks the fastest kernel set once. The set does whole vectors, the scalar code the rest.
-// Touches set.h, processor.h and base/ alone.
+// Touches only set.h, processor.h and base/.
 #include "kernel/kernel.h"
 
 #include <atomic>

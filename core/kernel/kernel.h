@@ -1,5 +1,5 @@
 // Arithmetic on arrays: reduce, scale, Adasum. The fastest kernel set for this processor is picked once.
-// Touches base/ alone.
+// Touches only base/.
 #pragma once
 
 #include <cstddef>

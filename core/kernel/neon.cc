@@ -1,5 +1,5 @@
 // Kernels for 64-bit Arm, in vectors of 16 bytes: every such processor has NEON.
-// Touches vector.h alone.
+// Touches only vector.h.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 

@@ -39,13 +39,13 @@ StandardArithmetic::StandardArithmetic() {
   constexpr std::uint32_t kStandard = 0x1f80, kFlags = 0x3f;
   std::uint32_t mode;
   __asm__ volatile("stmxcsr %0" : "=m"(mode));
-  found_ = mode;
+  user_mode_ = mode;
   changed_ = (mode & ~kFlags) != kStandard;
   if (changed_) __asm__ volatile("ldmxcsr %0" : : "m"(kStandard));
 }
 
 StandardArithmetic::~StandardArithmetic() {
-  const std::uint32_t mode = static_cast<std::uint32_t>(found_);
+  const std::uint32_t mode = static_cast<std::uint32_t>(user_mode_);
   if (changed_) __asm__ volatile("ldmxcsr %0" : : "m"(mode));
 }
 
@@ -59,19 +59,19 @@ Features detect() {
 
 StandardArithmetic::StandardArithmetic() {
   constexpr std::uint64_t kDefaultNan = std::uint64_t{1} << 25;
-  __asm__ volatile("mrs %0, fpcr" : "=r"(found_));
-  changed_ = found_ != kDefaultNan;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(user_mode_));
+  changed_ = user_mode_ != kDefaultNan;
   if (changed_) __asm__ volatile("msr fpcr, %0" : : "r"(kDefaultNan));
 }
 
 StandardArithmetic::~StandardArithmetic() {
-  if (changed_) __asm__ volatile("msr fpcr, %0" : : "r"(found_));
+  if (changed_) __asm__ volatile("msr fpcr, %0" : : "r"(user_mode_));
 }
 
 #else
 
 Features detect() { return {}; }
-StandardArithmetic::StandardArithmetic() : found_(0), changed_(false) {}
+StandardArithmetic::StandardArithmetic() : user_mode_(0), changed_(false) {}
 StandardArithmetic::~StandardArithmetic() = default;
 
 #endif

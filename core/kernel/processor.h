@@ -11,9 +11,9 @@ struct Features {
 };
 Features detect();
 
-// While it lives: rounding to nearest, subnormals kept, no traps. A user's thread may have another mode
-// (torch.set_flush_denormal), and the bits must not depend on the thread that does the work. On Arm, operations also
-// give the default NaN, so that no search for other NaNs is needed.
+// While an object of this class exists: rounding to nearest, subnormals kept, no traps. A user's thread may have
+// another mode (torch.set_flush_denormal), and the bits must not depend on the thread that does the work. On Arm,
+// operations also give the default NaN, so that no search for other NaNs is needed.
 class StandardArithmetic {
  public:
   StandardArithmetic();
@@ -22,7 +22,7 @@ class StandardArithmetic {
   StandardArithmetic& operator=(const StandardArithmetic&) = delete;
 
  private:
-  std::uint64_t found_;
+  std::uint64_t user_mode_;
   bool changed_;
 };
 

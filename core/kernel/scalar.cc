@@ -1,5 +1,5 @@
 // Scalar kernels, element by element. They define the results, bit for bit, and do the elements that fill no vector.
-// Touches half.h, set.h and base/ alone.
+// Touches only half.h, set.h and base/.
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -1,5 +1,5 @@
 // The functions that an instruction set offers to kernel.cc, and the scalar code that defines the results.
-// Touches kernel.h alone.
+// Touches only kernel.h.
 #pragma once
 
 #include "kernel/kernel.h"

@@ -1,5 +1,5 @@
-// Fault injection: rules that a test sets, looked up at every failpoint. Part of the test-only library alone. Touches
-// base/ and os/. The registry is global, because a rule may be for all engines of the process.
+// Failpoints: a test sets rules, and every failpoint looks for a rule that fires there. Only in the library for tests.
+// Touches api/ and base/. The rules are global, because a rule may be for all engines of the process.
 #include "link/chaos.h"
 
 #include <signal.h>
@@ -25,6 +25,7 @@ namespace farandole {
 
 namespace {
 
+// truncate: the stream ends as if the peer had closed it. shorten: a read or write moves only one byte.
 enum class Action { kill, stop, delay, error, no_memory, corrupt, truncate, shorten };
 
 struct Rule {
@@ -44,10 +45,11 @@ struct Rule {
 
 std::mutex mutex;
 std::vector<Rule>& rules() {
-  static auto* all = new std::vector<Rule>;  // never destroyed: threads of a test that leaks may run longer than main
+  // Never destroyed: if a test does not destroy its engine, that engine's threads may still run after main returns.
+  static auto* all = new std::vector<Rule>;
   return *all;
 }
-std::atomic<int> armed{0};  // number of rules; without rules a failpoint costs one load
+std::atomic<int> rule_count{0};  // without rules a failpoint costs one load
 
 bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
   delay_ms = 0;
@@ -67,12 +69,13 @@ bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
   return end != text.c_str() + 6 && *end == '\0' && delay_ms >= 0;
 }
 
-bool of_stream(Action action) {
+// These change the bytes of a stream: the code at the failpoint does it, and `act` does nothing.
+bool acts_on_stream(Action action) {
   return action == Action::corrupt || action == Action::truncate || action == Action::shorten;
 }
 
-// Counts the pass; true when the rule fires now. "short" fires every time, the others once.
-bool passes(Rule& rule) {
+// Counts that the failpoint was reached; true if the rule fires now. "short" fires every time, the others once.
+bool count_and_decide(Rule& rule) {
   if (rule.skip-- > 0) return false;
   if (rule.action != Action::shorten && rule.fired > 0) return false;
   ++rule.fired;
@@ -102,7 +105,7 @@ void act(const Rule& rule) {
 }  // namespace
 
 void failpoint(const void* engine, Kind kind, const char* phase) {
-  if (armed.load(std::memory_order_relaxed) == 0) return;
+  if (rule_count.load(std::memory_order_relaxed) == 0) return;
   std::string where = name_of(kind);
   for (char& letter : where) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
   where += std::string(".") + phase;
@@ -110,7 +113,7 @@ void failpoint(const void* engine, Kind kind, const char* phase) {
   {
     const std::lock_guard lock(mutex);
     for (Rule& rule : rules()) {
-      if (!of_stream(rule.action) && rule.matches(engine, where) && passes(rule)) firing.push_back(rule);
+      if (!acts_on_stream(rule.action) && rule.matches(engine, where) && count_and_decide(rule)) firing.push_back(rule);
     }
   }
   for (const Rule& rule : firing) act(rule);
@@ -118,12 +121,13 @@ void failpoint(const void* engine, Kind kind, const char* phase) {
 
 namespace link {
 
+// Whether a rule fires at this point of a stream. The point's name says what the caller then does.
 bool chaos_fires(const void* engine, const char* point) {
-  if (armed.load(std::memory_order_relaxed) == 0) return false;
+  if (rule_count.load(std::memory_order_relaxed) == 0) return false;
   const std::lock_guard lock(mutex);
   bool fires = false;
   for (Rule& rule : rules()) {
-    if (of_stream(rule.action) && rule.matches(engine, point) && passes(rule)) fires = true;
+    if (acts_on_stream(rule.action) && rule.matches(engine, point) && count_and_decide(rule)) fires = true;
   }
   return fires;
 }
@@ -140,14 +144,14 @@ __attribute__((visibility("default"))) int farandole_chaos_set(farandole_engine*
   const std::lock_guard lock(mutex);
   if (std::strcmp(action, "off") == 0) {
     std::erase_if(rules(), [&](const Rule& rule) { return rule.engine == engine && rule.point == point; });
-    armed = static_cast<int>(rules().size());
+    rule_count = static_cast<int>(rules().size());
     return 0;
   }
   Rule rule{engine, point, Action::kill, 0, skip};
   if (!parse(action, rule.action, rule.delay_ms)) return static_cast<int>(Code::invalid_argument);
-  if (of_stream(rule.action) != rule.point.starts_with("stream.")) return static_cast<int>(Code::invalid_argument);
+  if (acts_on_stream(rule.action) != rule.point.starts_with("stream.")) return static_cast<int>(Code::invalid_argument);
   rules().push_back(rule);
-  armed = static_cast<int>(rules().size());
+  rule_count = static_cast<int>(rules().size());
   return 0;
 }
 

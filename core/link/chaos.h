@@ -1,12 +1,12 @@
-// Faults in the bytes of a stream, for tests. In the product library the answer is always no.
-// Touches nothing here; link/chaos.cc, part of the test-only library, has the answers.
+// Failpoints that change the bytes of a stream. Only in the library for tests; elsewhere none of them fires.
+// Includes no other file of this project; link/chaos.cc has the rules.
 #pragma once
 
 namespace farandole::link {
 
 #ifdef FARANDOLE_CHAOS
-// "stream.short": from its first firing on, one byte at a time. "stream.corrupt": flips one bit of what was just read,
-// once. "stream.truncate": the stream ends here.
+// Whether a rule fires at this point. "stream.short": from now on, read and write one byte at a time. "stream.corrupt":
+// flip one bit of what was just read, once. "stream.truncate": the stream ends here.
 bool chaos_fires(const void* engine, const char* point);
 #else
 constexpr bool chaos_fires(const void*, const char*) { return false; }

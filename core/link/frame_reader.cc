@@ -1,5 +1,5 @@
 // Parses a stream of frames. One read fetches the rest of a payload and the next header.
-// Touches os/ and wire/.
+// Touches base/, os/ and wire/.
 #include "link/frame_reader.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ bool FrameReader::begin(FrameHandler& handler) {
   crc_ = 0;
   payload_.clear();
   current_generation_ = frame_->generation == options_.generation;
-  if (current_generation_ && frame_->type == wire::FrameType::data) return handler.data_begins(*frame_);
+  if (current_generation_ && frame_->type == wire::FrameType::data) return handler.on_data_begin(*frame_);
   return true;
 }
 
@@ -65,7 +65,7 @@ std::optional<FrameReader::Result> FrameReader::end(FrameHandler& handler, Traff
   if (checksums_ && crc_ != frame.crc) return corrupt("wrong checksum");
   if (frame.type == wire::FrameType::data) {
     traffic.received += frame.length;
-    if (current_generation_) handler.data_arrived(frame);
+    if (current_generation_) handler.on_data_arrived(frame);
     return std::nullopt;
   }
   std::vector<os::Descriptor> descriptors;
@@ -77,7 +77,7 @@ std::optional<FrameReader::Result> FrameReader::end(FrameHandler& handler, Traff
   }
   if (!current_generation_) return std::nullopt;
   payload_.resize(got_);
-  if (!handler.frame_arrived(frame, std::move(payload_), std::move(descriptors))) return Result::stopped;
+  if (!handler.on_frame(frame, std::move(payload_), std::move(descriptors))) return Result::stopped;
   return std::nullopt;
 }
 

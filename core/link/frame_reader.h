@@ -1,5 +1,5 @@
 // Reads frames from one peer: checks the headers, and puts payloads directly into their final memory.
-// Touches os/ and wire/.
+// Touches base/, os/ and wire/.
 #pragma once
 
 #include <array>
@@ -20,15 +20,15 @@ namespace farandole::link {
 // Receives the frames of a FrameReader.
 class FrameHandler {
  public:
-  // A data frame starts. False when the frame is invalid.
-  virtual bool data_begins(const wire::Frame& frame) = 0;
-  // The memory for the payload's bytes from `offset` on; empty when nobody needs them. Called again for every read,
+  // A data frame starts. Returns false if the frame is invalid.
+  virtual bool on_data_begin(const wire::Frame& frame) = 0;
+  // The memory for the payload's bytes from `offset` on; empty if they are not needed. Called again for every read,
   // because the memory may be withdrawn in the middle of a frame.
   virtual Pieces destination(const wire::Frame& frame, std::size_t offset) = 0;
-  virtual void data_arrived(const wire::Frame& frame) = 0;
-  // Any other frame. False: do not read on.
-  virtual bool frame_arrived(const wire::Frame& frame, std::vector<std::byte> payload,
-                             std::vector<os::Descriptor> descriptors) = 0;
+  virtual void on_data_arrived(const wire::Frame& frame) = 0;
+  // Any other frame. Returns false if nothing more may be read from this stream.
+  virtual bool on_frame(const wire::Frame& frame, std::vector<std::byte> payload,
+                        std::vector<os::Descriptor> descriptors) = 0;
 
  protected:
   ~FrameHandler() = default;

@@ -108,7 +108,7 @@ void FrameWriter::stage_data() {
 void FrameWriter::stage() {
   while (staged_.size() < kFramesPerCall && staged_bytes_ < options_.frame_bytes) {
     if (!urgent_.empty()) {
-      // Descriptors travel with the first byte of a call, so their frame must be the first of it.
+      // Descriptors are sent with the first byte of a call, so their frame must be the first of it.
       if (!urgent_.front().descriptors.empty() && !staged_.empty()) return;
       stage_urgent();
     } else if (!active_.empty()) {

@@ -54,44 +54,44 @@ Error Matcher::wrong_size(const Message& message, std::uint64_t other_bytes) con
 }
 
 void Matcher::forget_if_empty(const Tag& tag) {
-  const auto found = channels_.find(tag);
-  if (found != channels_.end() && found->second.empty()) channels_.erase(found);
+  const auto found = queues_.find(tag);
+  if (found != queues_.end() && found->second.empty()) queues_.erase(found);
 }
 
 void Matcher::send(Message& message) {
   if (state_ == Peer::lost) return message.fail(lost_);
   if (state_ == Peer::left) return message.finish();
   const Tag tag = message.tag;
-  Channel& channel = channels_[tag];
-  if (channel.truncated) {
+  TagQueues& queues = queues_[tag];
+  if (queues.send_broken) {
     return message.fail({Code::aborted,
                          "cannot send to rank " + std::to_string(peer_) +
                              " with this tag: an earlier message with it was cancelled after a part had been sent",
                          peer_});
   }
   message.matcher = this;
-  channel.sends.push_back(&message);
+  queues.sends.push_back(&message);
   if (self_) {
-    match_self(channel);
+    match_self(queues);
   } else {
-    start_first_send(channel);
+    start_first_send(queues);
   }
   forget_if_empty(tag);
 }
 
-// Starts the first send of the channel: sends it, or announces its size.
-void Matcher::start_first_send(Channel& channel) {
-  while (!channel.sends.empty() && !channel.sends.front()->enqueued) {
-    Message& message = *channel.sends.front();
+// Starts the first send of the queues: sends it, or announces its size.
+void Matcher::start_first_send(TagQueues& queues) {
+  while (!queues.sends.empty() && !queues.sends.front()->enqueued) {
+    Message& message = *queues.sends.front();
     const std::uint64_t bytes = message.pieces.bytes();
     if (needs_grant(bytes)) {
       if (message.announced) return;
-      const auto granted = std::find(channel.grants.begin(), channel.grants.end(), bytes);
-      if (granted == channel.grants.end()) {
-        message.announced = channel.unanswered = true;
+      const auto granted = std::find(queues.grants.begin(), queues.grants.end(), bytes);
+      if (granted == queues.grants.end()) {
+        message.announced = queues.unanswered = true;
         return send_frame(wire::FrameType::data, message.tag, bytes);
       }
-      channel.grants.erase(granted);
+      queues.grants.erase(granted);
       unexpected_bytes_ -= kEntryBytes;
     }
     message.enqueued = true;
@@ -106,31 +106,31 @@ void Matcher::remove(Queue<Message*>& sends, const Message& message) {
 
 void Matcher::sent(Message& message) {
   const Tag tag = message.tag;
-  Channel& channel = channels_[tag];
-  remove(channel.sends, message);
+  TagQueues& queues = queues_[tag];
+  remove(queues.sends, message);
   message.finish();
-  start_first_send(channel);
+  start_first_send(queues);
   forget_if_empty(tag);
 }
 
 bool Matcher::has_unexpected(const Tag& tag) const {
-  const auto found = channels_.find(tag);
-  if (found == channels_.end()) return false;
-  const Channel& channel = found->second;
-  return channel.receives.empty() && (!channel.unexpected.empty() || (self_ && !channel.sends.empty()));
+  const auto found = queues_.find(tag);
+  if (found == queues_.end()) return false;
+  const TagQueues& queues = found->second;
+  return queues.receives.empty() && (!queues.unexpected.empty() || (self_ && !queues.sends.empty()));
 }
 
-bool Matcher::granted(const wire::Frame& frame) {
-  Channel& channel = channels_[frame.tag];
-  channel.grants.push_back(frame.total);
+bool Matcher::on_grant(const wire::Frame& frame) {
+  TagQueues& queues = queues_[frame.tag];
+  queues.grants.push_back(frame.total);
   unexpected_bytes_ += kEntryBytes;
-  start_first_send(channel);
+  start_first_send(queues);
   forget_if_empty(frame.tag);
   return within_limit();
 }
 
-void Matcher::grant_cancelled(const wire::Frame& frame) {
-  Queue<std::uint64_t>& grants = channels_[frame.tag].grants;
+void Matcher::on_grant_cancelled(const wire::Frame& frame) {
+  Queue<std::uint64_t>& grants = queues_[frame.tag].grants;
   const auto found = std::find(grants.begin(), grants.end(), frame.total);
   if (found != grants.end()) {
     grants.erase(found);
@@ -139,18 +139,18 @@ void Matcher::grant_cancelled(const wire::Frame& frame) {
   forget_if_empty(frame.tag);
 }
 
-bool Matcher::answered(const wire::Frame& frame) {
-  Channel& channel = channels_[frame.tag];
-  const bool expected = std::exchange(channel.unanswered, false);
-  if (expected && !channel.truncated) {
-    Message& message = *channel.sends.front();
+bool Matcher::on_answer(const wire::Frame& frame) {
+  TagQueues& queues = queues_[frame.tag];
+  const bool expected = std::exchange(queues.unanswered, false);
+  if (expected && !queues.send_broken) {
+    Message& message = *queues.sends.front();
     if (frame.total == message.pieces.bytes()) {
       message.enqueued = true;
       writer_.enqueue(message);
     } else {
       message.fail(wrong_size(message, frame.total));
-      channel.sends.pop_front();
-      start_first_send(channel);
+      queues.sends.pop_front();
+      start_first_send(queues);
     }
   }
   forget_if_empty(frame.tag);
@@ -159,21 +159,21 @@ bool Matcher::answered(const wire::Frame& frame) {
 
 void Matcher::receive(Message& message) {
   const Tag tag = message.tag;
-  Channel& channel = channels_[tag];
+  TagQueues& queues = queues_[tag];
   message.matcher = this;
-  channel.receives.push_back({&message, message.pieces.bytes()});
+  queues.receives.push_back({&message, message.pieces.bytes()});
   if (self_) {
-    match_self(channel);
+    match_self(queues);
   } else {
-    const std::size_t place = channel.receives.size() - 1;
-    const bool known = channel.unexpected.size() > place;  // it has arrived, or its announcement will be answered
-    Posted& posted = channel.receives.back();
+    const std::size_t place = queues.receives.size() - 1;
+    const bool known = queues.unexpected.size() > place;  // it has arrived, or its announcement will be answered
+    Posted& posted = queues.receives.back();
     posted.granted = needs_grant(posted.bytes) && !known;
     if (posted.granted) send_frame(wire::FrameType::grant, tag, posted.bytes);
-    match(channel, tag);
+    match(queues, tag);
   }
   if (state_ != Peer::active && message.state == Message::State::waiting) {
-    channel.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
+    queues.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
     message.fail(lost_);
   }
   forget_if_empty(tag);
@@ -193,60 +193,60 @@ void Matcher::answer(Unexpected& unexpected, const Tag& tag, std::uint64_t expec
 }
 
 // Ends the first receive and the first unexpected message, because their sizes differ.
-void Matcher::end_unequal(Channel& channel, const Tag& tag) {
-  Posted& posted = channel.receives.front();
-  Unexpected& unexpected = channel.unexpected.front();
+void Matcher::fail_size_mismatch(TagQueues& queues, const Tag& tag) {
+  Posted& posted = queues.receives.front();
+  Unexpected& unexpected = queues.unexpected.front();
   fail_receive(posted, unexpected.total);
   answer(unexpected, tag, posted.bytes);
   if (unexpected.begun && !unexpected.complete()) {  // the rest of it is dropped when it arrives
     posted.bytes = unexpected.total;
-    posted.moved = unexpected.moved;
+    posted.arrived = unexpected.arrived;
   } else {
-    channel.receives.pop_front();
+    queues.receives.pop_front();
   }
-  remove_first_unexpected(channel);
+  remove_first_unexpected(queues);
 }
 
-void Matcher::remove_first_unexpected(Channel& channel) {
-  unexpected_bytes_ -= kEntryBytes + channel.unexpected.front().bytes.size();
-  channel.unexpected.pop_front();
+void Matcher::remove_first_unexpected(TagQueues& queues) {
+  unexpected_bytes_ -= kEntryBytes + queues.unexpected.front().bytes.size();
+  queues.unexpected.pop_front();
 }
 
-void Matcher::match(Channel& channel, const Tag& tag) {
-  while (!channel.receives.empty() && !channel.unexpected.empty()) {
-    if (reading_ == &channel && channel.unexpected.size() == 1)
+void Matcher::match(TagQueues& queues, const Tag& tag) {
+  while (!queues.receives.empty() && !queues.unexpected.empty()) {
+    if (reading_ == &queues && queues.unexpected.size() == 1)
       return;  // continues after the frame that is being read into it
-    Posted& posted = channel.receives.front();
-    Unexpected& unexpected = channel.unexpected.front();
+    Posted& posted = queues.receives.front();
+    Unexpected& unexpected = queues.unexpected.front();
     if (unexpected.total != posted.bytes) {
-      end_unequal(channel, tag);
+      fail_size_mismatch(queues, tag);
       continue;
     }
     const bool complete = unexpected.complete();
     answer(unexpected, tag, posted.bytes);
-    if (posted.message != nullptr) posted.message->pieces.copy_in(0, unexpected.bytes.data(), unexpected.moved);
-    posted.moved = unexpected.moved;
-    remove_first_unexpected(channel);
+    if (posted.message != nullptr) posted.message->pieces.copy_in(0, unexpected.bytes.data(), unexpected.arrived);
+    posted.arrived = unexpected.arrived;
+    remove_first_unexpected(queues);
     if (!complete) return;
     if (posted.message != nullptr) posted.message->finish();
-    channel.receives.pop_front();
+    queues.receives.pop_front();
   }
 }
 
-void Matcher::match_self(Channel& channel) {
-  if (!channel.receives.empty()) match(channel, channel.receives.front().message->tag);
-  while (!channel.sends.empty()) {
-    Message& from = *channel.sends.front();
+void Matcher::match_self(TagQueues& queues) {
+  if (!queues.receives.empty()) match(queues, queues.receives.front().message->tag);
+  while (!queues.sends.empty()) {
+    Message& from = *queues.sends.front();
     const std::size_t bytes = from.pieces.bytes();
-    if (channel.receives.empty()) {
+    if (queues.receives.empty()) {
       if (needs_grant(bytes)) return;
       Unexpected& unexpected =
-          channel.unexpected.push_back(Unexpected{bytes, std::vector<std::byte>(bytes), bytes, true});
+          queues.unexpected.push_back(Unexpected{bytes, std::vector<std::byte>(bytes), bytes, true});
       unexpected_bytes_ += kEntryBytes + bytes;
       from.pieces.copy_out(0, unexpected.bytes.data(), bytes);
       from.finish();
     } else {
-      Message& to = *channel.receives.front().message;
+      Message& to = *queues.receives.front().message;
       if (to.pieces.bytes() == bytes) {
         copy(from.pieces, to.pieces);
         from.finish();
@@ -255,9 +255,9 @@ void Matcher::match_self(Channel& channel) {
         from.fail(wrong_size(from, to.pieces.bytes()));
         to.fail(wrong_size(to, bytes));
       }
-      channel.receives.pop_front();
+      queues.receives.pop_front();
     }
-    channel.sends.pop_front();
+    queues.sends.pop_front();
   }
 }
 
@@ -276,18 +276,18 @@ bool Matcher::was_granted(const wire::Frame& frame) {
 }
 
 // No receive is posted for this message. A large one may come only after a grant or an answer.
-bool Matcher::begin_unexpected(Channel& channel, const wire::Frame& frame) {
-  const bool more = !channel.unexpected.empty() && !channel.unexpected.back().complete();
+bool Matcher::begin_unexpected(TagQueues& queues, const wire::Frame& frame) {
+  const bool more = !queues.unexpected.empty() && !queues.unexpected.back().complete();
   if (!more) {
     if (needs_grant(frame.total) && !announces(frame) && !was_granted(frame)) {
       error_text_ = "sent a large message without a grant from this rank";
       return false;
     }
-    channel.unexpected.push_back({frame.total, {}});
+    queues.unexpected.push_back({frame.total, {}});
     unexpected_bytes_ += kEntryBytes;
   }
-  Unexpected& unexpected = channel.unexpected.back();
-  if (unexpected.announced || unexpected.total != frame.total || unexpected.total - unexpected.moved < frame.length)
+  Unexpected& unexpected = queues.unexpected.back();
+  if (unexpected.announced || unexpected.total != frame.total || unexpected.total - unexpected.arrived < frame.length)
     return false;
   if (announces(frame)) {
     unexpected.announced = true;
@@ -295,20 +295,20 @@ bool Matcher::begin_unexpected(Channel& channel, const wire::Frame& frame) {
   }
   reading_unexpected_ = true;
   unexpected.begun = true;
-  unexpected_bytes_ += unexpected.moved + frame.length - unexpected.bytes.size();
-  unexpected.bytes.resize(unexpected.moved + frame.length);
+  unexpected_bytes_ += unexpected.arrived + frame.length - unexpected.bytes.size();
+  unexpected.bytes.resize(unexpected.arrived + frame.length);
   return within_limit();
 }
 
-bool Matcher::data_begins(const wire::Frame& frame) {
-  Channel& channel = channels_[frame.tag];
-  const bool continues_unexpected = !channel.unexpected.empty() && !channel.unexpected.back().complete();
-  reading_ = announces(frame) ? nullptr : &channel;
-  if (continues_unexpected || channel.receives.empty()) return begin_unexpected(channel, frame);
+bool Matcher::on_data_begin(const wire::Frame& frame) {
+  TagQueues& queues = queues_[frame.tag];
+  const bool continues_unexpected = !queues.unexpected.empty() && !queues.unexpected.back().complete();
+  reading_ = announces(frame) ? nullptr : &queues;
+  if (continues_unexpected || queues.receives.empty()) return begin_unexpected(queues, frame);
   reading_unexpected_ = false;
-  Posted& posted = channel.receives.front();
+  Posted& posted = queues.receives.front();
   if (frame.total != posted.bytes) {
-    if (posted.moved > 0) return false;
+    if (posted.arrived > 0) return false;
     fail_receive(posted, frame.total);
     if (posted.granted && !announces(frame)) ++cancelled_grants_[{frame.tag, posted.bytes}];
     cancel_grant(posted, frame.tag);
@@ -317,7 +317,7 @@ bool Matcher::data_begins(const wire::Frame& frame) {
       return true;
     }
     send_frame(wire::FrameType::answer, frame.tag, posted.bytes);
-    channel.receives.pop_front();
+    queues.receives.pop_front();
     forget_if_empty(frame.tag);
     return true;
   }
@@ -325,109 +325,108 @@ bool Matcher::data_begins(const wire::Frame& frame) {
     cancel_grant(posted, frame.tag);
     send_frame(wire::FrameType::answer, frame.tag, posted.bytes);
   }
-  return posted.bytes - posted.moved >= frame.length;
+  return posted.bytes - posted.arrived >= frame.length;
 }
 
 Pieces Matcher::destination(const wire::Frame& frame, std::size_t offset) {
   const std::size_t left = frame.length - offset;
   if (reading_unexpected_) {
     Unexpected& unexpected = reading_->unexpected.back();
-    return Pieces(unexpected.bytes.data() + unexpected.moved + offset, left);
+    return Pieces(unexpected.bytes.data() + unexpected.arrived + offset, left);
   }
   const Posted& posted = reading_->receives.front();
   if (posted.message == nullptr) return {};
-  return posted.message->pieces.slice(posted.moved + offset, left);
+  return posted.message->pieces.slice(posted.arrived + offset, left);
 }
 
-void Matcher::data_arrived(const wire::Frame& frame) {
+void Matcher::on_data_arrived(const wire::Frame& frame) {
   if (announces(frame)) return;
-  Channel& channel = *std::exchange(reading_, nullptr);
+  TagQueues& queues = *std::exchange(reading_, nullptr);
   if (reading_unexpected_) {
-    channel.unexpected.back().moved += frame.length;
-    match(channel, frame.tag);
+    queues.unexpected.back().arrived += frame.length;
+    match(queues, frame.tag);
   } else {
-    Posted& posted = channel.receives.front();
-    posted.moved += frame.length;
-    if (posted.moved == posted.bytes) {
+    Posted& posted = queues.receives.front();
+    posted.arrived += frame.length;
+    if (posted.arrived == posted.bytes) {
       if (posted.message != nullptr) posted.message->finish();
-      channel.receives.pop_front();
+      queues.receives.pop_front();
     }
   }
   forget_if_empty(frame.tag);
 }
 
 // When this returns, the caller may reuse the message's memory.
-void Matcher::detach(Channel& channel, Message& message) {
+void Matcher::detach(TagQueues& queues, Message& message) {
   if (!message.sends) {
     if (self_) {
-      channel.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
+      queues.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
     } else {
-      for (Posted& posted : channel.receives) {
+      for (Posted& posted : queues.receives) {
         if (posted.message == &message) posted.message = nullptr;
       }
     }
     return;
   }
-  remove(channel.sends, message);
+  remove(queues.sends, message);
   const bool unnoticed = !message.announced || message.enqueued;
-  if (!writer_.drop(message) || !unnoticed) channel.truncated = true;
+  if (!writer_.drop(message) || !unnoticed) queues.send_broken = true;
 }
 
 void Matcher::withdraw(Message& message) {
   const Tag tag = message.tag;
   message.matcher = nullptr;
-  Channel& channel = channels_[tag];
-  detach(channel, message);
+  TagQueues& queues = queues_[tag];
+  detach(queues, message);
   if (self_) {
-    match_self(channel);
-  } else if (!channel.truncated) {
-    start_first_send(channel);
+    match_self(queues);
+  } else if (!queues.send_broken) {
+    start_first_send(queues);
   }
   forget_if_empty(tag);
 }
 
 void Matcher::fail(const Error& why) {
-  for (auto& [tag, channel] : channels_) {
-    for (Message* message : Queue<Message*>(channel.sends)) {
-      detach(channel, *message);
+  for (auto& [tag, queues] : queues_) {
+    for (Message* message : Queue<Message*>(queues.sends)) {
+      detach(queues, *message);
       message->fail(why);
     }
-    for (const Posted& posted : Queue<Posted>(channel.receives)) {
+    for (const Posted& posted : Queue<Posted>(queues.receives)) {
       if (posted.message == nullptr) continue;
-      detach(channel, *posted.message);
+      detach(queues, *posted.message);
       posted.message->fail(why);
     }
   }
-  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 // Ends all sends and receives; with `why` null, sends count as done. Messages that have arrived completely can still be
 // received.
 void Matcher::end_all(const Error* why) {
   reading_ = nullptr;
-  for (auto& [tag, channel] : channels_) {
-    for (Message* message : channel.sends) {
+  for (auto& [tag, queues] : queues_) {
+    for (Message* message : queues.sends) {
       if (why == nullptr) {
         message->finish();
       } else {
         message->fail(*why);
       }
     }
-    for (const Posted& posted : channel.receives) {
+    for (const Posted& posted : queues.receives) {
       if (posted.message != nullptr) posted.message->fail(why == nullptr ? lost_ : *why);
     }
-    channel.sends.clear();
-    channel.receives.clear();
-    unexpected_bytes_ -= kEntryBytes * channel.grants.size();
-    channel.grants.clear();
-    channel.unanswered = false;
-    channel.truncated = false;
-    if (channel.unexpected.empty() || channel.unexpected.back().complete())
-      continue;  // only the last may be incomplete
-    unexpected_bytes_ -= kEntryBytes + channel.unexpected.back().bytes.size();
-    channel.unexpected.erase(channel.unexpected.end() - 1);
+    queues.sends.clear();
+    queues.receives.clear();
+    unexpected_bytes_ -= kEntryBytes * queues.grants.size();
+    queues.grants.clear();
+    queues.unanswered = false;
+    queues.send_broken = false;
+    if (queues.unexpected.empty() || queues.unexpected.back().complete()) continue;  // only the last may be incomplete
+    unexpected_bytes_ -= kEntryBytes + queues.unexpected.back().bytes.size();
+    queues.unexpected.erase(queues.unexpected.end() - 1);
   }
-  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 void Matcher::peer_left() {

@@ -1,5 +1,5 @@
 // The messenger: peers, their sockets and streams, and the callbacks of its owner.
-// Touches os/ and wire/.
+// Touches base/, os/ and wire/.
 #include "link/messenger.h"
 
 #include <algorithm>
@@ -56,18 +56,18 @@ struct Messenger::Impl {
           writer(owner.options, number, owner.waiting),
           matcher(whose.rank, whose.rank == owner.rank, owner.options, writer, whose.unexpected_bytes) {}
 
-    bool data_begins(const wire::Frame& frame) override {
+    bool on_data_begin(const wire::Frame& frame) override {
       const bool foreign = !impl.may_send(peer, frame);
-      if (!foreign && matcher.data_begins(frame)) return true;
+      if (!foreign && matcher.on_data_begin(frame)) return true;
       error_text = foreign ? kForeignGroup : matcher.error_text();
       return false;
     }
     Pieces destination(const wire::Frame& frame, std::size_t offset) override {
       return matcher.destination(frame, offset);
     }
-    void data_arrived(const wire::Frame& frame) override { matcher.data_arrived(frame); }
-    bool frame_arrived(const wire::Frame& frame, std::vector<std::byte> payload,
-                       std::vector<os::Descriptor> descriptors) override {
+    void on_data_arrived(const wire::Frame& frame) override { matcher.on_data_arrived(frame); }
+    bool on_frame(const wire::Frame& frame, std::vector<std::byte> payload,
+                  std::vector<os::Descriptor> descriptors) override {
       return impl.handle(*this, frame, std::move(payload), std::move(descriptors));
     }
 
@@ -196,12 +196,12 @@ bool Messenger::Impl::handle(Stream& stream, const wire::Frame& frame, std::vect
   if (of_group && !may_send(stream.peer, frame)) {
     connection_ended(stream.peer, refused(stream.peer, kForeignGroup));
   } else if (frame.type == wire::FrameType::grant) {
-    if (!stream.matcher.granted(frame))
+    if (!stream.matcher.on_grant(frame))
       connection_ended(stream.peer, refused(stream.peer, stream.matcher.error_text()));
   } else if (frame.type == wire::FrameType::cancel_grant) {
-    stream.matcher.grant_cancelled(frame);
+    stream.matcher.on_grant_cancelled(frame);
   } else if (frame.type == wire::FrameType::answer) {
-    if (!stream.matcher.answered(frame))
+    if (!stream.matcher.on_answer(frame))
       connection_ended(stream.peer, refused(stream.peer, "answered an announcement that this rank did not send"));
   } else if (frame.type == wire::FrameType::leave) {
     stream_left(stream);

@@ -1,5 +1,5 @@
 // Messages between this rank and its peers over connected stream sockets (unix inside a host, TCP between hosts).
-// Touches os/ and wire/.
+// Touches base/, os/ and wire/.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Rings: the layout of a member's file, and the counters that pass slots from writers to readers.
-// Touches os/.
+// Touches base/ and os/.
 #include "link/rings.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Rings: how the members of a group on one host pass chunks through shared memory. A member writes only its own file.
-// Touches os/.
+// Touches base/ and os/.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // The status page: creating this rank's own, and checking a local peer's.
-// Touches os/.
+// Touches base/ and os/.
 #include "link/status_page.h"
 
 #include <new>

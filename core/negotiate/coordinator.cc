@@ -42,17 +42,17 @@ std::uint64_t digest_of(const std::vector<std::int64_t>& splits) {
   return digest;
 }
 
-void fill_rows(Item& item, const Submitted& said, Kind kind) {
-  std::vector<std::int64_t> rows = said.rows();
+void fill_rows(Item& item, const Submitted& requests, Kind kind) {
+  std::vector<std::int64_t> rows = requests.rows();
   const std::size_t members = rows.size();
-  item.shape.front() = rows[said.first()];
+  item.shape.front() = rows[requests.first()];
   if (kind != Kind::alltoall) {
     item.first_dims = std::move(rows);
     return;
   }
   item.splits.reserve(members * members);
   for (std::size_t member = 0; member < members; ++member) {
-    const std::vector<std::int64_t>& splits = said.about(member).splits;
+    const std::vector<std::int64_t>& splits = requests.request_of(member).splits;
     if (splits.empty())
       item.splits.insert(item.splits.end(), members, rows[member] / static_cast<std::int64_t>(members));
     else
@@ -62,21 +62,21 @@ void fill_rows(Item& item, const Submitted& said, Kind kind) {
 }
 
 // Compares all members' requests, and validates each.
-Error check(const Submitted& said, const std::vector<int>& ranks) {
+Error check(const Submitted& requests, const std::vector<int>& ranks) {
   Error error;
-  const auto alone = [&](const Request& request) {
+  const auto validate_each = [&](const Request& request) {
     if (!error.failed()) error = validate_one(request, ranks);
   };
-  if (said.whole().empty()) {  // then nothing can differ
-    error = validate({&said.common()}, ranks);
-    said.for_each_number_of_rows(alone);
+  if (requests.whole().empty()) {  // then nothing can differ
+    error = validate({&requests.common()}, ranks);
+    requests.for_each_number_of_rows(validate_each);
     return error;
   }
-  std::deque<Request> room;
-  const std::vector<const Request*> everybody = said.everybody(room);
-  error = validate(everybody, ranks);
-  for (const Request* request : everybody) {
-    if (request != nullptr) alone(*request);
+  std::deque<Request> rebuilt;
+  const std::vector<const Request*> by_member = requests.by_member(rebuilt);
+  error = validate(by_member, ranks);
+  for (const Request* request : by_member) {
+    if (request != nullptr) validate_each(*request);
   }
   return error;
 }
@@ -120,37 +120,37 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     return;
   }
   const std::string name = request.name;
-  const auto [place, added] = pending_.try_emplace(name, ranks_.size());
-  Pending& pending = place->second;
+  const auto [entry, added] = pending_.try_emplace(name, ranks_.size());
+  Pending& pending = entry->second;
   if (added) {
     pending.order = ++arrivals_;
     pending.since_ns = now_ns;
   }
   // A member may submit a name again that failed with its bundle while the first request was under way.
   if (pending.complete) leave_bundle(name, pending);
-  weigh(pending, index, -1);
-  pending.said.put(index, std::move(request));
-  weigh(pending, index, 1);
+  add_load(pending, index, -1);
+  pending.requests.put(index, std::move(request));
+  add_load(pending, index, 1);
   check_ready(name);
 }
 
-// Adds the member's request to its load, or removes it.
-void Coordinator::weigh(const Pending& pending, std::size_t member, int sign) {
-  const Submitted& said = pending.said;
+// Adds the member's request to the member's load (sign 1), or removes it (sign -1).
+void Coordinator::add_load(const Pending& pending, std::size_t member, int sign) {
+  const Submitted& requests = pending.requests;
   PendingLoad& load = loads_[member];
-  if (said.count() > 0 && said.opener() == member) load.add(said.common(), sign);
-  if (const auto own = said.whole().find(member); own != said.whole().end()) load.add(own->second, sign);
+  if (requests.count() > 0 && requests.common_member() == member) load.add(requests.common(), sign);
+  if (const auto own = requests.whole().find(member); own != requests.whole().end()) load.add(own->second, sign);
 }
 
 bool Coordinator::asks_too_much(int member) const { return loads_[static_cast<std::size_t>(member)].over_limit(); }
 
 bool Coordinator::covered(const Pending& pending) const {
   const int members = static_cast<int>(ranks_.size());
-  const int count = pending.said.count();
+  const int count = pending.requests.count();
   if (count == members) return true;
   if (count == 0 || count + joined_ < members) return false;
   for (std::size_t m = 0; m < ranks_.size(); ++m) {
-    if (!pending.said.has(m) && !has_joined_[m]) return false;
+    if (!pending.requests.has(m) && !has_joined_[m]) return false;
   }
   return true;
 }
@@ -158,11 +158,11 @@ bool Coordinator::covered(const Pending& pending) const {
 void Coordinator::check_ready(const std::string& name) {
   Pending& pending = pending_.at(name);
   if (pending.complete || !covered(pending)) return;
-  const Request& first = pending.said.about(pending.said.first());
-  if (!pending.said.one_bundle_size()) {
-    // Ranks without the bundle may never submit its other tensors, so nobody waits for them.
+  const Request& first = pending.requests.request_of(pending.requests.first());
+  if (!pending.requests.one_bundle_size()) {
+    // Ranks without the bundle may never submit its other tensors, so no rank waits for them.
     Bucket failed = single(pending);
-    fail_bundle(companions(name), failed.error);
+    fail_bundle(bundled_with(name), failed.error);
   } else if (first.bundle_size > 0) {
     pending.complete = true;
     pending.bundle = first.bundle;
@@ -176,8 +176,8 @@ void Coordinator::check_ready(const std::string& name) {
 
 void Coordinator::check_bundle(const std::string& name) {
   const auto entry = bundles_.find(name);
-  const Submitted& leader = pending_.at(entry->second.front()).said;
-  if (entry->second.size() < leader.about(leader.first()).bundle_size) return;
+  const Submitted& leader = pending_.at(entry->second.front()).requests;
+  if (entry->second.size() < leader.request_of(leader.first()).bundle_size) return;
   const std::vector<std::string> names = std::move(entry->second);
   bundles_.erase(entry);
 
@@ -185,12 +185,12 @@ void Coordinator::check_bundle(const std::string& name) {
   Error error;
   for (const std::string& tensor : names) {
     const Pending& pending = pending_.at(tensor);
-    const Submitted& said = pending.said;
+    const Submitted& requests = pending.requests;
     singles.push_back(single(pending));
     if (!error.failed()) error = singles.back().error;
-    if (leader.all_in(leader.common().bundle) && said.all_in(leader.common().bundle)) continue;
+    if (leader.all_in(leader.common().bundle) && requests.all_in(leader.common().bundle)) continue;
     for (std::size_t m = 0; m < ranks_.size() && !error.failed(); ++m) {
-      if (!said.has(m) || !leader.has(m) || said.about(m).bundle == leader.about(m).bundle) continue;
+      if (!requests.has(m) || !leader.has(m) || requests.request_of(m).bundle == leader.request_of(m).bundle) continue;
       error = {Code::precondition, "Mismatched groups: Tensors '" + names.front() + "' and '" + tensor +
                                        "' are in one group on rank " + std::to_string(ranks_[leader.first()]) +
                                        ", but in two on rank " + std::to_string(ranks_[m]) + "."};
@@ -213,16 +213,16 @@ void Coordinator::check_all() {
 }
 
 // The tensor and all others that some member has put into a bundle with it, in order of arrival.
-std::vector<std::string> Coordinator::companions(const std::string& name) const {
-  const Submitted& mine = pending_.at(name).said;
+std::vector<std::string> Coordinator::bundled_with(const std::string& name) const {
+  const Submitted& own = pending_.at(name).requests;
   std::vector<std::pair<std::uint64_t, std::string>> found;
   for (const auto& [other, pending] : pending_) {
-    const Submitted& said = pending.said;
+    const Submitted& requests = pending.requests;
     bool together = other == name;
-    const bool alone = said.all_in("");
-    for (std::size_t m = 0; m < ranks_.size() && !together && !alone; ++m) {
-      together =
-          mine.has(m) && said.has(m) && !mine.about(m).bundle.empty() && mine.about(m).bundle == said.about(m).bundle;
+    const bool unbundled = requests.all_in("");
+    for (std::size_t m = 0; m < ranks_.size() && !together && !unbundled; ++m) {
+      together = own.has(m) && requests.has(m) && !own.request_of(m).bundle.empty() &&
+                 own.request_of(m).bundle == requests.request_of(m).bundle;
     }
     if (together) found.emplace_back(pending.order, other);
   }
@@ -235,8 +235,8 @@ std::vector<std::string> Coordinator::companions(const std::string& name) const 
 void Coordinator::fail_bundle(const std::vector<std::string>& names, Error error) {
   Bucket failed;
   for (const std::string& name : names) {
-    const Submitted& said = pending_.at(name).said;
-    const Request& first = said.about(said.first());
+    const Submitted& requests = pending_.at(name).requests;
+    const Request& first = requests.request_of(requests.first());
     failed.kind = first.kind;
     Item item;
     item.name = name;
@@ -271,37 +271,37 @@ void Coordinator::forget(const std::string& name) {
 
 void Coordinator::erase(const std::string& name) {
   const auto found = pending_.find(name);
-  const Submitted& said = found->second.said;
-  weigh(found->second, said.opener(), -1);
-  for (const auto& [member, request] : said.whole()) {
-    if (member != said.opener()) weigh(found->second, member, -1);
+  const Submitted& requests = found->second.requests;
+  add_load(found->second, requests.common_member(), -1);
+  for (const auto& [member, request] : requests.whole()) {
+    if (member != requests.common_member()) add_load(found->second, member, -1);
   }
   pending_.erase(found);
 }
 
 Bucket Coordinator::single(const Pending& pending) const {
-  const Submitted& said = pending.said;
-  const Request& first = said.about(said.first());
-  const int absent = static_cast<int>(ranks_.size()) - said.count();
+  const Submitted& requests = pending.requests;
+  const Request& first = requests.request_of(requests.first());
+  const int absent = static_cast<int>(ranks_.size()) - requests.count();
   Bucket bucket;
   bucket.kind = first.kind;
   bucket.op = first.op;
   bucket.root = first.root;
-  bucket.device = said.device(said.first());
+  bucket.device = requests.device(requests.first());
   bucket.prescale = first.prescale;
   bucket.postscale = first.postscale;
   bucket.joined = absent;
-  bucket.error = check(said, ranks_);
+  bucket.error = check(requests, ranks_);
   if (!bucket.error.failed()) bucket.error = joined_error(first, absent);
 
   Item item;
   item.name = first.name;
-  item.unnamed = said.unnamed();
+  item.unnamed = requests.unnamed();
   item.dtype = first.dtype;
   item.shape = first.shape;
   if (first.kind == Kind::add_group || first.kind == Kind::remove_group) item.splits = first.splits;
   if (rows_vary(first.kind) && !bucket.error.failed()) {
-    fill_rows(item, said, first.kind);
+    fill_rows(item, requests, first.kind);
     bucket.error = check_rows(item, first.kind);
   }
   bucket.items.push_back(std::move(item));
@@ -351,7 +351,7 @@ std::vector<Stall> Coordinator::stalls(std::int64_t now_ns, std::int64_t older_t
     if (pending.complete || now_ns - pending.since_ns < older_than_ns) continue;
     Stall stall{name, pending.since_ns, {}, {}};
     for (std::size_t m = 0; m < ranks_.size(); ++m) {
-      if (pending.said.has(m)) {
+      if (pending.requests.has(m)) {
         stall.present.push_back(ranks_[m]);
       } else if (!has_joined_[m]) {
         stall.missing.push_back(ranks_[m]);

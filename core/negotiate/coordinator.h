@@ -31,8 +31,8 @@ class Coordinator {
   // `ranks`: member -> rank in the job.
   Coordinator(std::vector<int> ranks, CoordinatorOptions options);
 
-  // Also takes joins. A tune comes from the first member and waits for nobody. A member that has joined and submits
-  // again is the caller's mistake.
+  // Also takes joins. A tune comes from the first member and waits for no other member. A member that has joined and
+  // submits again is the caller's mistake.
   void submit(int member, Request request, std::int64_t now_ns);
   // Everything that is ready, validated and fused, in the order in which it became ready. An error may name a tensor of
   // a bundle that some members have not submitted.
@@ -50,12 +50,12 @@ class Coordinator {
 
  private:
   struct Pending {
-    explicit Pending(std::size_t members) : said(members) {}
+    explicit Pending(std::size_t members) : requests(members) {}
     std::uint64_t order = 0;  // of arrival
     std::int64_t since_ns = 0;
     bool complete = false;  // all members have submitted it; it waits for the rest of its bundle
     std::string bundle;     // when complete: the name of the bundle for which it waits
-    Submitted said;
+    Submitted requests;
   };
   struct Ready {
     Bucket bucket;
@@ -66,12 +66,12 @@ class Coordinator {
   void check_ready(const std::string& name);  // it may have become ready
   void check_bundle(const std::string& name);
   void check_all();
-  std::vector<std::string> companions(const std::string& name) const;
+  std::vector<std::string> bundled_with(const std::string& name) const;
   void fail_bundle(const std::vector<std::string>& names, Error error);
   Bucket single(const Pending& pending) const;
   void forget(const std::string& name);
   void leave_bundle(const std::string& name, Pending& pending);
-  void weigh(const Pending& pending, std::size_t member, int sign);
+  void add_load(const Pending& pending, std::size_t member, int sign);
   void erase(const std::string& name);
 
   std::vector<int> ranks_;

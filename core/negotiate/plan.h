@@ -29,7 +29,7 @@ struct Planned {
 // order, and so gets the same plan at the same bucket: no message is needed. So it decides by what all members know
 // (the bucket), never by one member's requests; of these only the sizes of bundles are used, which are equal on all.
 //
-// A step is recognised when a name comes again: the tensors recorded since the last cut are then expected from the next
+// A step is recognised when a name is repeated: the tensors recorded since the last cut are then expected from the next
 // step. When the tensors recorded after a cut are exactly the expected ones, the step is complete: its buckets are the
 // plan, which is active from the next request on. Unnamed tensors repeat within a step, so they make no cut; a run of
 // only unnamed tensors is a step when the last buckets hold what the buckets before them held, numbered in the same

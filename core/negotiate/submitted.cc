@@ -34,7 +34,7 @@ void Submitted::put(std::size_t member, Request request) {
     ++count_;
   }
   if (count_ == 1) {
-    opener_ = member;
+    common_member_ = member;
     common_ = std::move(request);
   } else if (!fits_common(request)) {
     whole_.emplace(member, std::move(request));
@@ -47,7 +47,7 @@ std::size_t Submitted::first() const {
   return static_cast<std::size_t>(std::find(present_.begin(), present_.end(), true) - present_.begin());
 }
 
-const Request& Submitted::about(std::size_t member) const {
+const Request& Submitted::request_of(std::size_t member) const {
   const auto own = whole_.find(member);
   return own == whole_.end() ? common_ : own->second;
 }
@@ -63,7 +63,7 @@ std::int32_t Submitted::device(std::size_t member) const {
   for (const Difference& difference : differences_) {
     if (difference.member == member) return difference.device;
   }
-  return about(member).device;
+  return request_of(member).device;
 }
 
 bool Submitted::unnamed() const {
@@ -74,15 +74,15 @@ bool Submitted::unnamed() const {
 
 bool Submitted::one_bundle_size() const {
   const bool common_is_unused = static_cast<std::size_t>(count_) == whole_.size();
-  const std::uint32_t size = about(first()).bundle_size;
+  const std::uint32_t size = request_of(first()).bundle_size;
   return (common_is_unused || common_.bundle_size == size) &&
          std::all_of(whole_.begin(), whole_.end(), [&](const auto& entry) { return entry.second.bundle_size == size; });
 }
 
-std::vector<const Request*> Submitted::everybody(std::deque<Request>& storage) const {
+std::vector<const Request*> Submitted::by_member(std::deque<Request>& storage) const {
   std::vector<const Request*> requests(present_.size(), nullptr);
   for (std::size_t member = 0; member < present_.size(); ++member) {
-    if (present_[member]) requests[member] = &about(member);
+    if (present_[member]) requests[member] = &request_of(member);
   }
   for (const Difference& difference : differences_) {
     Request& request = storage.emplace_back(common_);

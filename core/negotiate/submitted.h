@@ -23,9 +23,9 @@ class Submitted {
   std::size_t members() const { return present_.size(); }
   int count() const { return count_; }  // number of members that have submitted it
   bool has(std::size_t member) const { return present_[member]; }
-  std::size_t first() const;  // the first of these members
+  std::size_t first() const;  // the first member that has submitted it
   // A member's request, but the rows and the device number may be another member's.
-  const Request& about(std::size_t member) const;
+  const Request& request_of(std::size_t member) const;
   std::vector<std::int64_t> rows() const;  // by member
   std::int32_t device(std::size_t member) const;
   bool unnamed() const;  // on all of them
@@ -34,8 +34,8 @@ class Submitted {
   // known without a full comparison.
   bool all_in(const std::string& bundle) const { return whole_.empty() && common_.bundle == bundle; }
 
-  // The requests that are kept as a whole: the first one, and those that differ in more than rows and device.
-  std::size_t opener() const { return opener_; }
+  // The requests that are stored as a whole: one, `common`, and those that differ from it in more than rows and device.
+  std::size_t common_member() const { return common_member_; }  // whose request `common` is
   const Request& common() const { return common_; }
   const std::map<std::size_t, Request>& whole() const { return whole_; }
   // One request for each number of rows that members have.
@@ -51,7 +51,7 @@ class Submitted {
     }
   }
   // By member, null for those that have not submitted it. Requests that must be rebuilt are put into `storage`.
-  std::vector<const Request*> everybody(std::deque<Request>& storage) const;
+  std::vector<const Request*> by_member(std::deque<Request>& storage) const;
 
  private:
   struct Difference {
@@ -63,7 +63,7 @@ class Submitted {
 
   int count_ = 0;
   std::vector<bool> present_;
-  std::size_t opener_ = 0;
+  std::size_t common_member_ = 0;
   Request common_;
   std::vector<Difference> differences_;   // members whose requests differ from `common_` in rows or device
   std::map<std::size_t, Request> whole_;  // members whose requests also differ in something else

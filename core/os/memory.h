@@ -27,7 +27,7 @@ class SharedMemory {
   static SharedMemory open_writable(Descriptor file, std::size_t bytes);
   // A file in which a local peer keeps its tensors or results, mapped for reading and writing. Throws
   // Failure(precondition) when its size is not `bytes` or it is not memory. `sealed` may be false only for files that
-  // the peer's user created: whoever can shrink such a file can kill this process with SIGBUS.
+  // the peer's user created: a process that can shrink such a file can kill this process with SIGBUS.
   static SharedMemory open_shared(Descriptor file, std::size_t bytes, bool sealed);
   ~SharedMemory();
   SharedMemory(SharedMemory&&) noexcept;

@@ -1,5 +1,5 @@
 // CPU quotas of control groups, version 1 and 2: of this process's group and of those above it.
-// Reads files alone.
+// Only reads files.
 #include "os/quota.h"
 
 #include <algorithm>

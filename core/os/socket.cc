@@ -94,7 +94,7 @@ void tune_tcp(int fd) {
   int timeout = 0;
   socklen_t size = sizeof timeout;
   getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &size);
-  if (timeout > 0) return;  // whoever made the connection has set its timeout
+  if (timeout > 0) return;  // the code that made the connection has set its timeout
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 20);
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);

@@ -20,7 +20,7 @@ struct IoResult {
   int error = 0;  // errno when failed
 };
 
-// Sends `parts`. `descriptors` travel with the first byte: they are sent when at least one byte was.
+// Sends `parts`. `descriptors` are sent together with the first byte.
 IoResult send_some(int fd, std::span<const iovec> parts, std::span<const Descriptor> descriptors);
 // Reads into `parts`. Received descriptors are appended to `descriptors`; pass null where none can come (TCP).
 IoResult receive_some(int fd, std::span<const iovec> parts, std::vector<Descriptor>* descriptors);

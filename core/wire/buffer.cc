@@ -1,5 +1,5 @@
 // Writer and Reader work byte by byte, so that the processor's byte order does not matter.
-// Pure. Touches base/ alone.
+// Pure. Touches only base/.
 #include "wire/buffer.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace farandole::wire {
 
 namespace {
 
-// The compiler makes one store of it, and one load of the loop below.
+// Compilers turn this loop into one store, and the loop in `load` into one load.
 template <class Integer>
 void put(std::vector<std::byte>& bytes, Integer value) {
   std::array<std::byte, sizeof(Integer)> little;
@@ -23,7 +23,7 @@ void put(std::vector<std::byte>& bytes, Integer value) {
 
 template <class Integer>
 Integer load(std::span<const std::byte> bytes) {
-  if (bytes.size() != sizeof(Integer)) return 0;  // there were too few
+  if (bytes.size() != sizeof(Integer)) return 0;  // `take` found too few bytes and has already called fail()
   Integer value = 0;
   for (std::size_t i = 0; i < sizeof(Integer); ++i) {
     value = static_cast<Integer>(value | static_cast<Integer>(static_cast<Integer>(bytes[i]) << (8 * i)));

@@ -1,5 +1,5 @@
 // Writing and reading typed values in a sequence of bytes. A reader of invalid bytes reports failure and never reads
-// past the end. Pure. Touches base/ alone.
+// past the end. Pure. Touches only base/.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // CRC32C (Castagnoli): with the processor's instruction in three parallel streams, or with tables, eight bytes at a
-// time. Pure, but asks for the processor's features. Touches base/ alone.
+// time. Pure, but asks for the processor's features. Touches only base/.
 #include <array>
 #include <cstring>
 

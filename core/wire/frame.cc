@@ -1,5 +1,5 @@
 // Encoding and checking of frame headers.
-// Pure. Touches base/ alone.
+// Pure. Touches only base/.
 #include "wire/frame.h"
 
 namespace farandole::wire {

@@ -1,5 +1,5 @@
 // The frame: the unit of bytes on a stream between two ranks.
-// Pure. Touches base/ alone.
+// Pure. Touches only base/.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 # The package's face: init, rank, size, the collectives, process sets, errors.
-# Re-exports alone, each when it is asked for; imports no framework.
+# Only re-exports names, each when it is first used; imports no framework.
 """Distributed training with the few lines you know from Horovod.
 
 >>> import farandole, numpy

@@ -12,14 +12,14 @@ from typing import Any
 NAME, LIGHTNING = "farandole", ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 
 
-def allowed() -> bool:
+def patching_allowed() -> bool:
     """Whether anything of other packages may be replaced: docs/private-names.md says what that is."""
     return os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() not in ("0", "false", "no", "off")
 
 
 def register() -> None:
     """For the entry point."""
-    if allowed():
+    if patching_allowed():
         _quietly(announce)
         if "FARANDOLE_RENDEZVOUS" in os.environ:  # a rank of our launcher
             _quietly(_ours, "base.hints", "watch_torch")
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def announce() -> None:
-    """Registers the backend, and what meets without MASTER_ADDR where that is allowed; again is once."""
+    """Registers the backend, and what meets without MASTER_ADDR where that is patching_allowed; again is once."""
     dist = importlib.import_module("torch.distributed")
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{far}": far for far in ("nccl", "gloo")}
@@ -37,7 +37,7 @@ def announce() -> None:
             make = partial(_ours, "torch.distributed.backend", "make", far)
             dist.Backend.register_backend(name, make, extended_api=True, devices=["cpu", "cuda"])
         schemes = vars(importlib.import_module("torch.distributed.rendezvous")).get("_rendezvous_handlers", {})
-        if allowed() and "env" in schemes:  # a private name: bindings/private/torch_names.py says why
+        if patching_allowed() and "env" in schemes:  # a private name: bindings/private/torch_names.py says why
             schemes["env"] = partial(_ours, "torch.distributed.rendezvous", "answer", schemes["env"])
 
 

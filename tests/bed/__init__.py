@@ -84,9 +84,9 @@ class Host:
         Signals sent to the returned process reach the command, SIGKILL too.
         """
         clean = {"PATH": PATH, "HOME": HOME, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        words = [*PYTHON, str(HERE / "enter.py"), str(self.pid), str(cwd), *map(str, command)]
+        arguments = [*PYTHON, str(HERE / "enter.py"), str(self.pid), str(cwd), *map(str, command)]
         more.setdefault("stdin", subprocess.DEVNULL)
-        return subprocess.Popen(words, env={**clean, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}, **more)
+        return subprocess.Popen(arguments, env={**clean, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}, **more)
 
     def run(
         self,
@@ -147,8 +147,8 @@ class Host:
         for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
             name, _, rest = line.partition(":")
             if name.strip() == f"eth{network}":
-                words = rest.split()
-                return Counters(sent=int(words[8]), received=int(words[0]))
+                arguments = rest.split()
+                return Counters(sent=int(arguments[8]), received=int(arguments[0]))
         raise AssertionError(f"{self.name} has no eth{network}")
 
     def shape(self, rate: str, network: int = 0, queue: str = "burst 256kb latency 20ms") -> None:
@@ -201,9 +201,9 @@ class Host:
         """The TCP addresses (IPv4) on which processes of this host listen."""
         found = []
         for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]:
-            words = line.split()
-            place, _, number = words[1].partition(":")
-            if words[3] == "0A" and port in (None, int(number, 16)):
+            arguments = line.split()
+            place, _, number = arguments[1].partition(":")
+            if arguments[3] == "0A" and port in (None, int(number, 16)):
                 octets = bytes.fromhex(place)[:: -1 if sys.byteorder == "little" else 1]
                 found.append((".".join(map(str, octets)), int(number, 16)))
         return found

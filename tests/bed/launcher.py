@@ -13,8 +13,8 @@ SOURCE = str(bed.ROOT / "src")
 ENVIRONMENT = {"PYTHONPATH": SOURCE}
 
 
-def launch(places: Sequence[str], code: str, *words: str) -> list[str]:
+def launch(places: Sequence[str], code: str, *options: str) -> list[str]:
     """`farandole run` with one rank in each of these places; `words` are the arguments of each rank."""
     slots = ",".join(f"{name}:{places.count(name)}" for name in dict.fromkeys(places))
     start = [sys.executable, "-m", "farandole", "run", "-np", str(len(places)), "-H", slots]
-    return [*start, sys.executable, "-c", code, *words]
+    return [*start, sys.executable, "-c", code, *options]

@@ -94,10 +94,10 @@ def cells(count: int, seed: int, folder: Path) -> list[Record]:
     draw = random.Random(seed)
     records: list[Record] = []
     for link, hosts in LINKS.items():
-        place = folder / f"cells-{link}"
-        place.mkdir()
-        words = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
-        with ElasticJob(words, place, ENVIRONMENT, program=CELLS) as job:
+        scratch = folder / f"cells-{link}"
+        scratch.mkdir()
+        arguments = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
+        with ElasticJob(arguments, scratch, ENVIRONMENT, program=CELLS) as job:
             wanted = count // 2 if link == "shm" else count - count // 2
             records += kills(job, link, wanted, draw, lambda event: int(event["pid"]))
             job.finish()
@@ -108,13 +108,15 @@ def cells_between_hosts(count: int, seed: int, folder: Path) -> list[Record]:
     """Like `cells`, but each rank has its own host, with its own network and processes, and agents over ssh."""
     import bed
 
-    place = folder / "cells-hosts"
-    place.mkdir()
-    with bed.hosts(RANKS, ssh=True, visible=[place]) as found:
+    scratch = folder / "cells-hosts"
+    scratch.mkdir()
+    with bed.hosts(RANKS, ssh=True, visible=[scratch]) as found:
         names = ",".join(f"{host.name}:1" for host in found)
-        words = ["-np", str(RANKS), "--min-np", "1", "-H", names]
+        arguments = ["-np", str(RANKS), "--min-np", "1", "-H", names]
         hosts = {host.name: host for host in found}
-        with ElasticJob(words, place, {**ENVIRONMENT, "PATH": bed.PATH}, program=CELLS, start=within(found[0])) as job:
+        with ElasticJob(
+            arguments, scratch, {**ENVIRONMENT, "PATH": bed.PATH}, program=CELLS, start=within(found[0])
+        ) as job:
             records = kills(
                 job, "hosts", count, random.Random(seed), lambda event: hosts[event["host"]].outside(event["pid"])
             )

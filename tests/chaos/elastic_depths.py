@@ -118,10 +118,10 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
         os.replace(place / "hosts.new", listed)
 
     offer("localhost", "127.0.0.1")
-    words = ["-np", str(SAVERS), "--min-np", "1", *SLOTS, str(script)]
+    arguments = ["-np", str(SAVERS), "--min-np", "1", *SLOTS, str(script)]
     env = {"JOB_SECONDS": "7200", "JOB_SAVES": str(saved), "JOB_CHILDREN": "1"}
     records: list[Record] = []
-    with ElasticJob(words, place, env) as job:
+    with ElasticJob(arguments, place, env) as job:
         full = job.world(SAVERS, seconds=60)
         known: set[str] = set()
         while len(known) < count:

@@ -6,7 +6,7 @@ Each part has its count, and 0 leaves it out: kills on one host (`cells`) and be
 deaths inside recoveries (`nested`), saves before ranks leave (`saves`), `partitions`, and a `soak`.
 
 What happens, and in which order, follows from the seed, which is printed. Jobs regrow after each fault instead of being
-started anew. Every fault proves that it fired: the process was seen to die, to stop, or the hosts to be apart.
+started again. Every fault proves that it fired: the process was seen to die, to stop, or the hosts to be apart.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ SOAK = PROGRAM.replace("def pause():", FEATURES, 1).replace(
 def faults(count: int, seed: int, folder: Path) -> list[Record]:
     """Random faults of all kinds, one after the other, in one job that continues."""
     draw = random.Random(seed)
-    place = folder / "faults"
-    (place / "ledger").mkdir(parents=True)
-    listed, script = discover(place, "")
+    scratch = folder / "faults"
+    (scratch / "ledger").mkdir(parents=True)
+    listed, script = discover(scratch, "")
     sizes = {"localhost": 2, "127.0.0.1": 2}
 
     def write() -> None:
         text = "".join(f"{name}:{slots}\n" for name, slots in sizes.items())
-        (place / "hosts.new").write_text(text)
-        os.replace(place / "hosts.new", listed)
+        (scratch / "hosts.new").write_text(text)
+        os.replace(scratch / "hosts.new", listed)
 
     write()
     records: list[Record] = []
-    words = [
+    arguments = [
         "-np",
         "4",
         "--min-np",
@@ -72,7 +72,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
         "5",
     ]
     with ElasticJob(
-        words, place, {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "JOB_CHILDREN": "1"}
+        arguments, scratch, {"JOB_SECONDS": "7200", "JOB_LEDGER": str(scratch / "ledger"), "JOB_CHILDREN": "1"}
     ) as job:
         full = job.world(4)
         for _ in range(count):
@@ -87,7 +87,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     kill(pid, signal.SIGSTOP)
                     time.sleep(seconds)  # sleep: the fault, a rank that is stopped
                     kill(pid, signal.SIGCONT)
-                record.note = "nobody is evicted"
+                record.note = "no rank is evicted"
                 assert job.generation == full[0]["generation"], job.tail()
             elif kind == "stop long":
                 moment = kill(victims[0], signal.SIGSTOP)
@@ -123,7 +123,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
             records.append(record)
             full = job.world(sum(sizes.values()))
         job.finish()
-    twice, steps = split_brains(place / "ledger")
+    twice, steps = split_brains(scratch / "ledger")
     assert not twice and steps > count, f"split brain at steps {twice}"
     return records
 
@@ -133,13 +133,13 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
     import bed
 
     draw = random.Random(seed)
-    place = folder / "partitions"
-    (place / "ledger").mkdir(parents=True)
+    scratch = folder / "partitions"
+    (scratch / "ledger").mkdir(parents=True)
     records: list[Record] = []
-    with bed.hosts(4, ssh=True, visible=[place]) as found:
+    with bed.hosts(4, ssh=True, visible=[scratch]) as found:
         names = ",".join(f"host{number}:1" for number in range(1, 5))
-        env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
-        with ElasticJob(["-np", "4", "--min-np", "1", "-H", names], place, env, start=within(found[0])) as job:
+        env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(scratch / "ledger"), "PATH": bed.PATH}
+        with ElasticJob(["-np", "4", "--min-np", "1", "-H", names], scratch, env, start=within(found[0])) as job:
             full = job.world(4, seconds=60)
             for _ in range(count):
                 one_way = draw.random() < 0.3
@@ -168,7 +168,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 time.sleep(draw.uniform(0.0, 6.0))  # sleep: the ranks must stay together if there is no fault
                 assert job.generation == full[0]["generation"], "they parted by themselves\n" + job.tail()
             job.finish()
-    twice, steps = split_brains(place / "ledger")
+    twice, steps = split_brains(scratch / "ledger")
     assert not twice and steps > count, f"split brain at steps {twice}"
     return records
 
@@ -193,15 +193,15 @@ def pauses(folder: Path) -> float:
 def soak(count: int, seed: int, folder: Path) -> list[Record]:
     """Faults 15 s apart in a job that uses everything: no hang, no leak, at least 90 % of the speed without faults."""
     draw = random.Random(seed)
-    place = folder / "soak"
-    (place / "ledger").mkdir(parents=True)
-    env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "JOB_CHILDREN": "1"}
+    scratch = folder / "soak"
+    (scratch / "ledger").mkdir(parents=True)
+    env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(scratch / "ledger"), "JOB_CHILDREN": "1"}
     records: list[Record] = []
-    with ElasticJob(["-np", "3", "--min-np", "1", "--autotune"], place, env, program=SOAK) as job:
+    with ElasticJob(["-np", "3", "--min-np", "1", "--autotune"], scratch, env, program=SOAK) as job:
         full = job.world(3)
 
         def steps() -> int:
-            return split_brains(place / "ledger")[1]
+            return split_brains(scratch / "ledger")[1]
 
         spans: dict[bool, list[tuple[float, int]]] = {True: [], False: []}  # seconds and steps, disturbed or not
 
@@ -229,7 +229,7 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
             note(True, 15.0, fault)
             full = job.world(3)
         share = speed(True) / speed(False)
-        paused = pauses(place / "ledger") / sum(seconds for seconds, _ in spans[True])
+        paused = pauses(scratch / "ledger") / sum(seconds for seconds, _ in spans[True])
         after = [belongings(pid) for pid in watched]
         print(
             f"soak: {share:.0%} of the undisturbed speed, {paused:.1%} of the time without steps; "
@@ -245,7 +245,7 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
         )
         assert share >= 0.9 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1), f"{share:.0%} of the undisturbed speed"
         job.finish()
-    twice, _ = split_brains(place / "ledger")
+    twice, _ = split_brains(scratch / "ledger")
     assert not twice, f"split brain at steps {twice}"
     return records
 

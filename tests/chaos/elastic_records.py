@@ -62,20 +62,20 @@ def follow(
     moment: float,
     lost: set[int],
     size: int,
-    armed: float = math.nan,
+    set_at: float = math.nan,
 ) -> None:
     """Waits until the survivors continue and the world is full again, and records the times; `lost` are ranks.
 
     `moment`: when the death was seen from outside, a little late where cores are busy; `armed`: surely before it.
     """
     generation = full[0]["generation"]
-    since = moment - 0.05 if math.isnan(armed) else armed
+    since = moment - 0.05 if math.isnan(set_at) else set_at
     survivors = {event["worker"] for rank, event in full.items() if rank not in lost}
     again = job.world(size, generation, 60)
     for worker in survivors:
         knew = [e for e in job.of(worker, "lost", by="worker") if e["t"] > since]
         record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
-        record.latest += [knew[0]["t"] - armed] if knew and not math.isnan(armed) else []
+        record.latest += [knew[0]["t"] - set_at] if knew and not math.isnan(set_at) else []
         after = [e["step"] for e in job.of(worker, "world", by="worker") if e["generation"] > generation]
         if knew and after:
             record.redone = max(record.redone, knew[0]["step"] - after[0])
@@ -86,7 +86,7 @@ def follow(
     record.recover = max((times[0] for times in worlds if times), default=math.nan) - moment
     record.replace = max(event["t"] for event in again.values()) - moment
     workers = {event["worker"] for event in again.values()}
-    assert survivors <= workers, "a survivor was started anew"
+    assert survivors <= workers, "a survivor was started again"
     new = [job.import_seconds(worker, by="worker") for worker in workers - survivors]
     record.imports = max(new, default=math.nan)
 

@@ -10,9 +10,9 @@ from test_faults import test_killing_any_rank_at_any_point_is_seen_by_all_surviv
 from test_launch_hosts import (  # noqa: F401
     test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host,
 )
-from test_processes import test_real_ranks  # noqa: F401
+from test_processes import test_random_programs_on_real_ranks  # noqa: F401
 from test_progress import (  # noqa: F401
-    test_pipeline_of_sends_beside_reductions,
+    test_pipeline_of_sends_during_reductions,
     test_three_overlapping_pairs_in_cyclic_orders,
 )
 from test_properties import test_native  # noqa: F401

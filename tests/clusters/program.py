@@ -1,6 +1,6 @@
-# What the ranks of the launchers' tests run: says who it is, sums a number over all ranks, again and again.
+# What the ranks of the launchers' tests run: prints its rank, and sums a number over all ranks repeatedly.
 # Touches farandole's public interface; prints one line of JSON per round.
-"""`program.py NUMBER ROUNDS`: a sum that is not NUMBER times the size has met a rank of another job."""
+"""`program.py NUMBER ROUNDS`: if the sum is not NUMBER times the size, a rank of another job has joined."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ inherited = listening()  # Open MPI's mpirun leaves its own sockets to its child
 for _ in range(int(sys.argv[2])):
     hvd.init()
     total = hvd.allreduce(np.full(1000, float(sys.argv[1])), op=hvd.Sum, name="numbers")
-    said = {
+    report = {
         "place": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()],
         "total": sorted(set(total.tolist())),
         "listening": [line for line in listening() if line not in inherited],
     }
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     hvd.shutdown()

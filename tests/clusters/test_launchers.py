@@ -1,6 +1,6 @@
-# Real launchers on this host: Open MPI, MPICH and torchrun start the demo as it is, and jobs at once do not meet.
+# Real launchers on this host: Open MPI, MPICH and torchrun start the demo, and simultaneous jobs stay separate.
 # Touches processes; temporary files in the tests' own directory.
-"""What is missing here is said and skipped; `make test` installs it on Debian."""
+"""Tests of launchers that are not installed are skipped; `make test` installs it on Debian."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_demo_runs_as_it_is(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_rank_0_alone_warns_of_settings_without_effect(launcher: str, tmp_path: Path) -> None:
+def test_only_rank_0_warns_of_settings_without_effect(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import farandole\nfarandole.init()\nfarandole.barrier()\n")
     words = command(launcher, 3, str(script))
@@ -139,7 +139,7 @@ def test_torch_distributed_runs_on_it(launcher: str, tmp_path: Path) -> None:
     assert not left()
 
 
-def test_jobs_at_once_do_not_meet_and_every_init_is_a_new_round() -> None:
+def test_simultaneous_jobs_stay_separate_and_every_init_is_a_new_round() -> None:
     jobs = [(launcher, number) for launcher in MPIS for number in (1, 2)]
     with contextlib.ExitStack() as stack:
         running = []
@@ -189,7 +189,7 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     script = tmp_path / "lazy.py"
     script.write_text(LAZY)
     for lazy, text in (
-        (1, "1 of 2 ranks came to init within 0.5 s; missing: rank 1"),
+        (1, "1 of 2 ranks called init within 0.5 s; missing: rank 1"),
         (0, "rank 1 has not found rank 0"),
     ):
         began = time.monotonic()

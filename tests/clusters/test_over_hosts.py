@@ -1,6 +1,6 @@
 # Other launchers over several hosts: a real SLURM, Open MPI and MPICH over ssh, torchrun, and pods of an indexed job.
 # Touches the bed of tests/bed.
-"""Every host has a second address that reaches nobody, as container engines leave them: the right one is found."""
+"""Every host has a second address that reaches no host, as container engines create them: the right one is found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_make_test_installs_every_package_that_tests_ask_for(monkeypatch: pytest
 
 
 def expect(text: str, number: float, rounds: int, places: list[list[int]], silent: bool = True) -> None:
-    """Every rank was at its place in every round, summed the right number, and (`silent`) listened to nobody."""
+    """Every rank was at its place in every round, summed the right number, and (`silent`) listened on no port."""
     found = reports(text)
     assert sorted(one["place"] for one in found) == sorted(places * rounds), found
     size = places[0][1]
@@ -72,14 +72,14 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
     if reason := slurm.missing_requirement():
         pytest.skip(reason)
     with bed.hosts(2, networks=NETWORKS, shared_home=True) as hosts, slurm.cluster(hosts) as srun:
-        said = srun(["-N", "2", "-n", "2", PYTHON, *DIGITS], timeout=100).stdout
-        assert said.count("accuracy") == 1, said
+        printed = srun(["-N", "2", "-n", "2", PYTHON, *DIGITS], timeout=100).stdout
+        assert printed.count("accuracy") == 1, printed
         steps = [["srun", "-N", "2", "-n", "3", PYTHON, PROGRAM, str(number), "3"] for number in (1, 2)]
         running = [start_on(hosts[0], step, slurm.ENVIRONMENT) for step in steps]
-        for number, (said, _) in enumerate(finish(running), 1):
-            expect(said, number, 3, PLACES)
-        said = srun(["-N", "2", "-n", "3", PYTHON, "-c", SUM], timeout=100).stdout
-        assert sums(said) == [[rank, [6.0] * 4] for rank in range(3)], said
+        for number, (printed, _) in enumerate(finish(running), 1):
+            expect(printed, number, 3, PLACES)
+        printed = srun(["-N", "2", "-n", "3", PYTHON, "-c", SUM], timeout=100).stdout
+        assert sums(printed) == [[rank, [6.0] * 4] for rank in range(3)], printed
         # A step of one task is a job of one.
         done = srun(["-N", "1", "-n", "1", PYTHON, PROGRAM, "1", "1"])
         expect(done.stdout, 1, 1, [[0, 1, 0, 1, 0, 1]])
@@ -174,7 +174,7 @@ def test_mpi4py_carries_the_secret_where_no_home_is_shared() -> None:
         done = hosts[0].run(over_ssh("openmpi", PROGRAM, "5", "3"), environment)
         assert "mpi4py is not used" not in done.stderr
         expect(done.stdout, 5, 3, PLACES, silent=False)  # MPI itself listens
-        # One that is built for Open MPI is of no use under MPICH, and there is no other way here: nobody hangs.
+        # One that is built for Open MPI is of no use under MPICH, and there is no other way here: no rank hangs.
         environment["FARANDOLE_START_TIMEOUT"] = "1"
         done = hosts[0].run(over_ssh("mpich", PROGRAM, "5", "1"), environment, check=False)
         assert done.returncode != 0
@@ -192,7 +192,7 @@ def test_torchrun_over_hosts(shared: bool) -> None:
             running.append(start_on(host, line, {"TORCH_CPP_LOG_LEVEL": "ERROR"}))
         outputs = finish(running)
         expect(outputs[0][0] + outputs[1][0], 5, 1, [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]])
-        warned = "the job's secret goes through torchrun's store at host1:29511 and is only as private as that"
+        warned = "the job's secret is sent through torchrun's store at host1:29511"
         assert (warned in outputs[0][1]) is not shared and warned not in outputs[1][1], outputs
         assert_nothing_left(hosts)
 

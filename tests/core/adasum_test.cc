@@ -50,7 +50,7 @@ std::vector<float> contribution(std::size_t elements, int rank, std::size_t tens
 
 }  // namespace
 
-TEST(adasum_everywhere) {
+TEST(adasum_on_every_topology) {
   const std::vector<std::vector<int>> topologies = {
       {0},          {0, 0},       {0, 0, 0},          {0, 0, 0, 0, 0},         {0, 1}, {0, 1, 2}, {0, 1, 2, 3},
       {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 1, 2}, {0, 0, 0, 0, 1, 1, 1, 1}};

@@ -69,17 +69,17 @@ class Background {
     return both;
   }
   // Call it when the hostile rank has gone.
-  template <class Judge>
-  void finish(Judge judge) {
+  template <class Check>
+  void finish(Check check) {
     for (const Under& one : under_) {
       int code = 1;
       for (int slices = 0; code == 1 && slices < 200; ++slices)
         code = farandole_wait(engines_[one.engine], one.handle, 100);
-      if (code == 1) throw std::runtime_error("an operation beside does not end after the hostile rank has gone");
+      if (code == 1) throw std::runtime_error("a background operation does not end after the hostile rank has gone");
       farandole_outcome outcome{};
       if (farandole_outcome_of(engines_[one.engine], one.handle, &outcome) != 0)
-        throw std::runtime_error("an operation beside has no outcome");
-      judge(outcome);
+        throw std::runtime_error("a background operation has no outcome");
+      check(outcome);
       if (outcome.code == 0 && one.honest && received_ != std::vector<float>(kElements, kSent))
         throw std::runtime_error("what one honest rank sent to the other has changed");
     }

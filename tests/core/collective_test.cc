@@ -162,7 +162,7 @@ void on_every_member(const Body& body) {
 
 }  // namespace
 
-TEST(allreduce_everywhere) {
+TEST(allreduce_on_every_topology) {
   on_every_member([](Member& member) {
     for (std::size_t elements : kElements) {
       check_allreduce(member, elements, summing(), false, true);
@@ -261,7 +261,7 @@ TEST(allreduce_bytes_on_the_wire) {
   }
 }
 
-TEST(allgather_everywhere) {
+TEST(allgather_on_every_topology) {
   on_every_member([](Member& member) {
     for (unsigned round = 0; round < 6; ++round) {
       std::vector<std::size_t> sizes;
@@ -289,7 +289,7 @@ TEST(allgather_everywhere) {
   });
 }
 
-TEST(broadcast_everywhere) {
+TEST(broadcast_on_every_topology) {
   on_every_member([](Member& member) {
     for (int root = 0; root < member.topology.size(); ++root) {
       for (std::size_t bytes : {0u, 1u, 77u, 4096u, 50001u}) {
@@ -304,7 +304,7 @@ TEST(broadcast_everywhere) {
   });
 }
 
-TEST(alltoall_everywhere) {
+TEST(alltoall_on_every_topology) {
   on_every_member([](Member& member) {
     int size = member.topology.size();
     for (unsigned round = 0; round < 4; ++round) {
@@ -381,7 +381,7 @@ TEST(barrier_waits_for_all) {
 }
 
 // Different collectives one after another, without a barrier: some members are ahead of others on the same rings.
-TEST(one_after_another) {
+TEST(collectives_run_one_after_another) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 0, 0, 0}, {0, 0, 1, 1, 1}, {0, 1, 2}}) {
     World all(hosts, {});
     all.run([&](Member& member) {
@@ -407,7 +407,7 @@ TEST(one_after_another) {
 }
 
 // Destroyed at any point, a task takes its messages back: nobody reads or writes its memory afterwards.
-TEST(cancelled_in_the_middle) {
+TEST(a_collective_is_cancelled_in_the_middle) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 1, 2}, {0, 0, 1, 1}}) {
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::doubling, Algorithm::tree}) {
       for (int kind = 0; kind < 5; ++kind) {
@@ -439,7 +439,7 @@ TEST(cancelled_in_the_middle) {
   }
 }
 
-TEST(selector) {
+TEST(selector_chooses_by_bytes_and_hosts) {
   using collective::choose;
   CHECK(choose(Algorithm::tree, 1 << 20, 2).algorithm == Algorithm::tree);
   CHECK(choose(Algorithm::automatic, 100, 2).algorithm == Algorithm::doubling);

@@ -33,7 +33,7 @@ constexpr int kGenerations = 3, kGroups = 3;
 // Where the first member of a group leaves the id, for each generation and group.
 struct Board {
   standin::Meeting ids[kGenerations][kGroups];
-  std::atomic<int> steps, told, cut;
+  std::atomic<int> steps, death_known, cut;
 };
 using Page = standin::SharedPage<Board>;
 
@@ -125,7 +125,7 @@ Error waited(const Answer& answer) {
 
 const Error kLost{Code::peer_lost, "rank 2 is lost", 2};
 
-// Reduces until it is told of the death, ends the generation, and goes on with the next one.
+// Reduces until it knows of the death, ends the generation, and goes on with the next one.
 void survive(Page& page, int rank) {
   Process process(page);
   Memory memory(process.all().driver, 64);
@@ -133,7 +133,7 @@ void survive(Page& page, int rank) {
   Answer made;
   process.create(first, rank, 3, made);
   std::vector<std::unique_ptr<Answer>> answers;
-  while (page->told == 0) {
+  while (page->death_known == 0) {
     if (answers.size() < 3 || answers[answers.size() - 3]->here()) {  // some are always under way
       answers.push_back(std::make_unique<Answer>());
       process.reduce(first, memory, 2, *answers.back());
@@ -277,7 +277,7 @@ TEST(a_hundred_kills_at_random_moments_hang_nobody) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));  // sleep: the random moment
     ::kill(ranks[2].id, SIGKILL);
     CHECK_EQUAL(processes::result_of(ranks[2]), "killed");
-    page->told = 1;
+    page->death_known = 1;
     const auto began = steady_clock::now();
     const std::string first = processes::result_of(ranks[0]), second = processes::result_of(ranks[1]);
     if (!first.empty() || !second.empty())

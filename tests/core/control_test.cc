@@ -52,7 +52,7 @@ TEST(a_revocation_is_a_failure) {
   CHECK(!readable(Revocation{{Code::no_memory, "whose?", -1}}));
 }
 
-TEST(impossible_numbers_are_refused) {
+TEST(control_frames_with_impossible_numbers_are_refused) {
   CHECK(!readable(Segment{kLastMemberGroup}));
   CHECK(!readable(PlanState{0xffffffff, 0}));
   CHECK(!readable(Abandon{0, "the first group is never abandoned"}));

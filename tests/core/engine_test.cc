@@ -16,7 +16,7 @@ using namespace job;
 
 namespace {
 
-thread_local int64_t moves = 0;  // how often the thread was told where it may run
+thread_local int64_t moves = 0;  // how often the affinity of the thread was set
 
 }  // namespace
 
@@ -220,10 +220,10 @@ TEST(a_name_is_free_after_release_or_a_transfer_or_one_second) {
     Job job({0, 0});
     job.run([&](int rank) {
       farandole_engine* engine = job.engine(rank);
-      Tensor a(10, 1), b(10, 1), parcel(10, 1);
+      Tensor a(10, 1), b(10, 1), data(10, 1);
       if (rank == 0) {
         CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", a))), 0);
-        farandole_request other = request(rule == Rule::sent ? kReceive : kSend, nullptr, parcel);
+        farandole_request other = request(rule == Rule::sent ? kReceive : kSend, nullptr, data);
         other.peer = 1;
         if (rule == Rule::sent || rule == Rule::received) CHECK_EQUAL(finish(engine, submit(engine, other)), 0);
         CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", b))), 0);
@@ -240,7 +240,7 @@ TEST(a_name_is_free_after_release_or_a_transfer_or_one_second) {
       CHECK_EQUAL(farandole_next_completion(engine, queue, 20'000), first);
       if (rule == Rule::released) farandole_release(engine, first);
       if (rule == Rule::sent || rule == Rule::received) {
-        farandole_request other = request(rule == Rule::sent ? kSend : kReceive, nullptr, parcel);
+        farandole_request other = request(rule == Rule::sent ? kSend : kReceive, nullptr, data);
         other.peer = 0;
         CHECK_EQUAL(finish(engine, submit(engine, other)), 0);
       }
@@ -417,16 +417,16 @@ TEST(completions_go_to_their_own_queue) {
       asked[queue].push_back(handle);
     }
     for (std::size_t queue = 0; queue < kQueues; ++queue) {
-      std::vector<int64_t> told;
-      while (told.size() < asked[queue].size()) {
+      std::vector<int64_t> completed;
+      while (completed.size() < asked[queue].size()) {
         handle = farandole_next_completion(engine, queues[queue], 1000);
         if (handle == 0) continue;
         CHECK(handle > 0);
-        told.push_back(handle);
+        completed.push_back(handle);
         farandole_release(engine, handle);
       }
-      std::sort(told.begin(), told.end());
-      CHECK(told == asked[queue]);  // each once, and none of another queue
+      std::sort(completed.begin(), completed.end());
+      CHECK(completed == asked[queue]);  // each once, and none of another queue
     }
     CHECK_EQUAL(farandole_next_completion(engine, queues[0], 0), 0);
     CHECK_EQUAL(farandole_next_completion(engine, 99, 0), -1);

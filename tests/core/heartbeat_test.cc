@@ -45,7 +45,7 @@ bool within(int ms, Done done) {
 
 }  // namespace
 
-TEST(it_counts_up_and_ends_with_zero) {
+TEST(a_heartbeat_counts_up_and_ends_with_zero) {
   File mine, theirs;
   {
     Heartbeat heartbeat(mine.copy(), theirs.copy(), 5);

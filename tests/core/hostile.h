@@ -60,7 +60,7 @@ enum Act { kUnknownControl = 0, kData = kControls + 1, kGrant, kLeave, kMemory, 
 struct Report {
   std::array<int, kActs> done{};  // mutated frames and changes of memory, by kind
   int ended_well = 0;             // operations
-  int blamed = 0;                 // operations that failed with the hostile rank's number
+  int named_hostile = 0;          // operations that failed with the hostile rank's number
   double slowest_ms = 0;          // from the last thing the hostile rank did to the end of the last operation
 };
 
@@ -200,9 +200,9 @@ class Game {
       return;
     }
     Bytes payload;
-    negotiate::Answer heard;
-    never(!peer_->wait_for(0, Control::buckets, payload) || !decode(payload, heard), "no answer to an honest request");
-    remember(heard.buckets);
+    negotiate::Answer answer;
+    never(!peer_->wait_for(0, Control::buckets, payload) || !decode(payload, answer), "no answer to an honest request");
+    remember(answer.buckets);
   }
 
   void answer(bool mutated) {
@@ -210,11 +210,11 @@ class Game {
     coordinator.submit(0, request_, 0);
     for (int other : honest_) {
       Bytes payload;
-      negotiate::Requests heard;
+      negotiate::Requests received;
       if (!peer_->wait_for(other, Control::requests, payload, mutated ? kPatienceMs : fake_peer::FakePeer::kTimeoutMs))
         return;
-      never(!decode(payload, heard), "an engine's requests cannot be read");
-      for (negotiate::Request& one : heard.requests) {
+      never(!decode(payload, received), "an engine's requests cannot be read");
+      for (negotiate::Request& one : received.requests) {
         if (one.name != request_.name && other == honest_[0]) coordinator.submit(0, one, 0);
         coordinator.submit(other, std::move(one), 0);
       }
@@ -222,14 +222,14 @@ class Game {
     std::vector<negotiate::Bucket> buckets = coordinator.take_ready();
     remember(buckets);
     for (int other : honest_) {
-      std::vector<negotiate::Bucket> told;
-      for (const negotiate::Bucket& bucket : buckets) told.push_back(negotiate::answer_for(bucket, other, 3));
-      if (mutated && choices_.below(2) == 0) change(told[choices_.below(static_cast<unsigned>(told.size()))]);
+      std::vector<negotiate::Bucket> answers;
+      for (const negotiate::Bucket& bucket : buckets) answers.push_back(negotiate::answer_for(bucket, other, 3));
+      if (mutated && choices_.below(2) == 0) change(answers[choices_.below(static_cast<unsigned>(answers.size()))]);
       wire::Writer writer;
       writer.u32(0);
       writer.u32(1);
-      writer.u32(static_cast<std::uint32_t>(told.size()));
-      for (const negotiate::Bucket& bucket : told) negotiate::encode(writer, bucket);
+      writer.u32(static_cast<std::uint32_t>(answers.size()));
+      for (const negotiate::Bucket& bucket : answers) negotiate::encode(writer, bucket);
       peer_->send_control(other, Control::buckets, writer.take());
     }
   }
@@ -274,7 +274,7 @@ class Game {
   std::vector<os::Descriptor> files_for(Control type);
   void scribble();
   void finish();
-  void judge(std::size_t i, const farandole_outcome& outcome);
+  void check_outcome(std::size_t i, const farandole_outcome& outcome);
   void look_at(const farandole_outcome& outcome);
 
   Choices choices_;
@@ -514,7 +514,7 @@ inline void Game::finish() {
     never(code == 1, "an operation does not end after the hostile rank has gone");
     farandole_outcome outcome{};
     never(farandole_outcome_of(engines_[i], tensors_.handles[i], &outcome) != 0, "an operation has no outcome");
-    judge(i, outcome);
+    check_outcome(i, outcome);
   }
   background_->finish([&](const farandole_outcome& outcome) { look_at(outcome); });
   const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - began;
@@ -525,12 +525,12 @@ inline void Game::look_at(const farandole_outcome& outcome) {
   const std::string text = outcome.message;
   never(outcome.code == 1 || outcome.code < 0 || outcome.code > 10, "an outcome of no known code");
   never(text.find("breaks the protocol") != std::string::npos && outcome.rank != me_,
-        "the wrong rank is blamed: " + text);
-  report_.blamed += outcome.code != 0 && outcome.rank == me_ ? 1 : 0;
+        "the wrong rank is named_hostile: " + text);
+  report_.named_hostile += outcome.code != 0 && outcome.rank == me_ ? 1 : 0;
 }
 
 // Between the two engines nothing but the truth may pass; what the hostile rank brings is its own affair.
-inline void Game::judge(std::size_t i, const farandole_outcome& outcome) {
+inline void Game::check_outcome(std::size_t i, const farandole_outcome& outcome) {
   look_at(outcome);
   if (outcome.code != 0) return;
   ++report_.ended_well;

@@ -58,11 +58,11 @@ class HostileJob {
     std::vector<int> ranks;
     for (std::size_t member = 0; member < members; ++member) ranks.push_back(static_cast<int>(member));
     negotiate::Coordinator coordinator(ranks, {0, true});
-    for (std::size_t heard = 0; heard < count;) {
+    for (std::size_t received = 0; received < count;) {
       Bytes payload;
       negotiate::Requests message;
       CHECK(hostile_->wait_for(1, Control::requests, payload) && decode(payload, message));
-      heard += message.requests.size();
+      received += message.requests.size();
       for (const negotiate::Request& request : message.requests)
         for (int member : ranks) coordinator.submit(member, request, 0);
     }
@@ -180,7 +180,7 @@ TEST(row_40_plan_states_for_a_group_that_was_just_removed) {
   job.finish();
 }
 
-// With an eventfd, the hostile rank could block whoever writes to it.
+// With an eventfd, the hostile rank could block the engine that writes to it.
 TEST(row_40_a_wakeup_descriptor_of_the_wrong_kind) {
   HostileJob job;
   std::vector<os::Descriptor> files;

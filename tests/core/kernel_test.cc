@@ -184,7 +184,7 @@ std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value);
 
 }  // namespace
 
-TEST(sets_can_be_selected) {
+TEST(kernel_sets_can_be_selected) {
   Selected restore;
   CHECK(!kernel::select("abacus"));
   CHECK(kernel::select("scalar"));
@@ -233,7 +233,7 @@ TEST(every_alias_with_and_without_mirror) {
   }
 }
 
-TEST(large_runs) {
+TEST(kernels_on_large_arrays) {
   Selected restore;
   const std::vector<const char*> sets = vector_sets();
   for (int d = 0; d < farandole::kDTypes; ++d) {

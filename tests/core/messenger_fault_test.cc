@@ -85,7 +85,7 @@ TEST(frames_of_another_generation_are_dropped) {
   CHECK(b.controls.empty() && b.left.empty() && b.lost.empty());
 }
 
-TEST(one_byte_at_a_time) {
+TEST(messages_arrive_one_byte_at_a_time) {
   link::MessengerOptions options;
   options.checksum_local = true;
   CHECK_EQUAL(farandole_chaos_set(nullptr, "stream.short", "short", 3), 0);
@@ -138,7 +138,7 @@ TEST(injected_corruption_and_truncation_are_noticed) {
   CHECK_EQUAL(farandole_chaos_set(nullptr, "allreduce.pack", "corrupt", 0), 2);
 }
 
-TEST(failpoints_fire_once_after_their_passes) {
+TEST(failpoints_fire_once_after_the_skipped_passes) {
   int engine = 0;
   auto* name = reinterpret_cast<farandole_engine*>(&engine);
   CHECK_EQUAL(farandole_chaos_set(name, "*.pack", "error", 2), 0);
@@ -154,19 +154,19 @@ TEST(failpoints_fire_once_after_their_passes) {
 }
 
 // The last bytes of a rank that is reported dead are read up to a limit: a rank that is alive would never stop sending.
-TEST(a_peer_that_keeps_writing_is_lost_all_the_same) {
+TEST(a_dead_peer_whose_stream_never_ends_is_lost) {
   Side b(1, 2);
   auto [mine, theirs] = connected(StreamKind::local);
   b.messenger.add(0, std::move(theirs), StreamKind::local);
   const auto head = header(wire::FrameType::control, {0, 0, 1}, 0, 0);
-  int said = 0;
+  int written = 0;
   b.hook = [&] {
-    ++said;
+    ++written;
     b.controls.clear();
     if (b.lost.empty()) raw_write(mine.get(), head.data(), head.size());
   };
   raw_write(mine.get(), head.data(), head.size());
-  b.messenger.peer_died(0, {Code::peer_lost, "it is said to be dead", 0});
+  b.messenger.peer_died(0, {Code::peer_lost, "it is reported dead", 0});
   CHECK_EQUAL(b.lost.size(), 1u);
-  CHECK(said > 1000);
+  CHECK(written > 1000);
 }

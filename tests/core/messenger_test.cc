@@ -272,7 +272,7 @@ TEST(a_dropped_receive_leaves_its_memory_alone) {
   CHECK_EQUAL(pair.b.messenger.traffic().received, out.size());
 }
 
-TEST(a_dropped_send_leaves_the_link_whole) {
+TEST(a_dropped_send_does_not_break_the_link) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     Pair pair(kind);
     auto out = std::make_unique<std::vector<char>>(pattern(64 << 20));
@@ -383,9 +383,9 @@ TEST(a_peer_dies) {
       auto gift = a.messenger.send(1, {0, 3, 0}, all(early));
       a.step();
     }
-    std::string said;
+    std::string called;
     b.hook = [&] {  // callbacks may call the messenger again
-      said += 'x';
+      called += 'x';
       b.messenger.fail_all({Code::revoked, "x", -1});
       b.send_control(0, 1, "nobody hears");
       b.messenger.flush();

@@ -179,29 +179,29 @@ TEST(blocks_are_copied_for_a_forked_child) {
   int to_child[2], to_parent[2];
   constexpr std::size_t kBytes = 3 * kMebibyte;
   Arena arena;
-  std::byte* lent = arena.allocate(kBytes);
+  std::byte* block = arena.allocate(kBytes);
   std::byte* idle = arena.allocate(kMebibyte);
   arena.release(idle, kMebibyte);
-  std::memset(lent, 1, kBytes);
+  std::memset(block, 1, kBytes);
   CHECK_EQUAL(pipe(to_child), 0);
   CHECK_EQUAL(pipe(to_parent), 0);
   const pid_t child = fork();
   if (child == 0) {
     char word = 0;
     if (read(to_child[0], &word, 1) != 1) _exit(1);
-    if (!all_are(lent, kBytes, 1)) _exit(2);  // later writes of the parent must not show here
+    if (!all_are(block, kBytes, 1)) _exit(2);  // later writes of the parent must not show here
     unsigned char resident = 0;
     if (mincore(idle, 4096, &resident) == 0) _exit(3);
-    std::memset(lent, 3, kBytes);
+    std::memset(block, 3, kBytes);
     if (write(to_parent[1], "x", 1) != 1 || read(to_child[0], &word, 1) != 1) _exit(4);
-    _exit(all_are(lent, kBytes, 3) ? 0 : 5);
+    _exit(all_are(block, kBytes, 3) ? 0 : 5);
   }
-  std::memset(lent, 2, kBytes);
+  std::memset(block, 2, kBytes);
   char word = 0;
   CHECK_EQUAL(write(to_child[1], "x", 1), 1);
   CHECK_EQUAL(read(to_parent[0], &word, 1), 1);
-  CHECK(all_are(lent, kBytes, 2));
-  arena.release(lent, kBytes);  // and allocate it again
+  CHECK(all_are(block, kBytes, 2));
+  arena.release(block, kBytes);  // and allocate it again
   std::memset(arena.allocate(kBytes), 4, kBytes);
   CHECK_EQUAL(write(to_child[1], "x", 1), 1);
   int status = 0;
@@ -236,7 +236,7 @@ TEST(quotas_of_control_groups_count_as_cores) {
   std::filesystem::remove_all(root);
 }
 
-// Whoever has an arena's file can punch holes into it, but cannot shrink it: mappings stay valid.
+// A process that has an arena's file can punch holes into it, but cannot shrink it: mappings stay valid.
 TEST(an_arena_cannot_shrink) {
   Arena arena;
   const Descriptor file = arena.memory().file().duplicate();

@@ -41,8 +41,8 @@ inline Child start(const std::function<void()>& body) {
     words = error.what();
     if (words.empty()) words = "failed";
   }
-  const bool told = ::write(pipe[1], words.data(), words.size()) == static_cast<ssize_t>(words.size());
-  ::_exit(told && words.empty() ? 0 : 1);
+  const bool written = ::write(pipe[1], words.data(), words.size()) == static_cast<ssize_t>(words.size());
+  ::_exit(written && words.empty() ? 0 : 1);
 }
 
 // What it reported; "killed" when a signal ended it. It is killed itself when it does not end.

@@ -1,5 +1,5 @@
 // Requests for the tests of plans and negotiation.
-// Touches negotiate/ alone.
+// Touches only negotiate/.
 #pragma once
 
 #include <cstdint>

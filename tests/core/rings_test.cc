@@ -77,7 +77,7 @@ void take(Rings& rings, int writer, bool from_everyone, std::uint64_t expected) 
 
 }  // namespace
 
-TEST(shape_is_checked) {
+TEST(the_layout_of_rings_is_checked) {
   CHECK_THROWS(Rings(RingShape{1, 4096, 4}, 0), Failure);
   CHECK_THROWS(Rings(RingShape{2, 100, 4}, 0), Failure);
   CHECK_THROWS(Rings(RingShape{2, 4096, 0}, 0), Failure);
@@ -111,7 +111,7 @@ TEST(claims_end_when_the_ring_is_full) {
   take(*host.rings[0], 1, false, 9);
 }
 
-TEST(rings_carry_everything_in_order) {
+TEST(rings_pass_all_chunks_in_order) {
   constexpr int kMembers = 4;
   constexpr std::uint64_t kRounds = 400;
   Host host(RingShape{kMembers, 4096, 3});

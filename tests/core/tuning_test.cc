@@ -46,7 +46,7 @@ void step(const Job& job, int rank, int number) {
 
 }  // namespace
 
-TEST(values_are_checked) {
+TEST(tuning_values_are_checked) {
   farandole::Tuning tuning;
   bool measuring = false;
   CHECK(!farandole::Tuning::read({0, 0, 0, 64, 1, 1}, tuning, measuring).failed());

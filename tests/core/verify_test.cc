@@ -184,9 +184,9 @@ std::size_t sent_for_one_alltoall(int members) {
     Request& made = requests.emplace_back(request("tokens", {5 * members, 2}, Kind::alltoall));
     for (int to = 0; to < members; ++to) made.splits.push_back(split(member, to));
     for (const Bytes& message : encode_requests(0, 0, std::span(&made, 1))) {
-      Requests heard;
-      CHECK(decode(message, heard));
-      for (Request& one : heard.requests) coordinator.submit(member, std::move(one), 0);
+      Requests received;
+      CHECK(decode(message, received));
+      for (Request& one : received.requests) coordinator.submit(member, std::move(one), 0);
     }
   }
   const std::vector<Bucket> buckets = coordinator.take_ready();
@@ -226,16 +226,16 @@ TEST(large_messages_are_cut) {
   for (Request& one : requests) one.splits.assign(1 << 14, 1);
   const std::vector<Bytes> messages = encode_requests(7, 2, requests);
   CHECK(messages.size() > 4);
-  std::size_t heard = 0;
+  std::size_t received = 0;
   for (const Bytes& message : messages) {
     CHECK(message.size() < 2 * kMessageBytes);
     Requests part;
     CHECK(decode(message, part));
     CHECK_EQUAL(part.group, 7u);
     CHECK_EQUAL(part.epoch, 2u);
-    heard += part.requests.size();
+    received += part.requests.size();
   }
-  CHECK_EQUAL(heard, requests.size());
+  CHECK_EQUAL(received, requests.size());
 
   std::vector<Bucket> buckets(40);
   for (Bucket& bucket : buckets) {

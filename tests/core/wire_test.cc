@@ -32,7 +32,7 @@ std::array<std::byte, kFrameBytes> encoded(const Frame& frame) {
 
 }  // namespace
 
-TEST(values_come_back) {
+TEST(buffer_values_are_read_as_written) {
   Writer writer;
   writer.u8(200);
   writer.u32(0xfedcba98);

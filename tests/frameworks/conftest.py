@@ -16,8 +16,8 @@ NIGHTLY = (
     # With another number of ranks, or with the engine in Python.
     "test_jax.py::test_the_battery[[]3]",
     "test_mxnet.py::test_the_battery[[]2]",
-    "test_torch_distributed.py::test_as_on_gloo[[]2 ranks*",
-    "test_torch_distributed.py::test_beyond_gloo[[]*2 ranks*",
+    "test_torch_distributed.py::test_results_equal_those_of_gloo[[]2 ranks*",
+    "test_torch_distributed.py::test_operations_that_gloo_does_not_have[[]*2 ranks*",
     "test_torch_ops.py::test_case[[]2 ranks*",
     "test_torch_optimizer.py::test_cases[[]2-*",
     "test_torch_training.py::test_*[[]2]",
@@ -37,7 +37,7 @@ NIGHTLY = (
     "test_ray_train.py::test_the_example_with_torch",
     "test_ray_train.py::test_lightning_in_ray_train",
     "test_ray_stack.py::test_lightning_on_ray_with_horovod",
-    "test_ray_stack.py::test_from_data_to_answers",
+    "test_ray_stack.py::test_a_model_from_data_to_predictions",
     "test_spark_estimators.py::test_the_example",
     "test_spark_estimators.py::test_keras_through_spark_connect*",
     "test_spark_estimators.py::test_lightning_in_a_pipeline",
@@ -45,10 +45,10 @@ NIGHTLY = (
     "test_torch_parallelism.py::test_examples[[]tensor_parallel]",
     "test_torch_parallelism.py::test_examples[[]pipeline]",
     "test_torch_parallelism.py::test_examples[[]hybrid]",
-    # Started by somebody else: others start the same training.
+    # Started by another launcher: other tests start the same training.
     "test_lightning_starts.py::test_a_stack_from_a_file*",
     "test_lightning_starts.py::test_under_a_launcher_lightning_starts_no_ranks[[]openmpi]",
-    "test_lightning_starts.py::test_loggers_of_somebody_elses_have_one_run",
+    "test_lightning_starts.py::test_loggers_of_other_packages_write_one_run",
     "test_ray_elastic.py::test_lightning_in_the_older_executor",
     "test_ray_elastic.py::test_a_trainer_whose_survivors_go_on*",
     "test_tensorflow_data.py::test_a_service_job_computes_for_another_job[[]training-1-spark]",

@@ -1,6 +1,6 @@
 # Every operation of torch.distributed, written so that it runs on any backend.
 # Touches torch.distributed as users see it.
-"""Each case gives what came out; the test compares two backends."""
+"""Each case returns its results; the test compares those of two backends."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def gathers(rank: int, size: int) -> Any:
     found: list[Any] = []
     for dtype in [*WHOLE, *HALVES, *FLOATS]:
         for shape in ((), (0,), (2, 3), (40_001,)):
-            mine = numbers(rank, dtype, shape)
-            outputs = [torch.empty_like(mine) for _ in range(size)]
-            dist.all_gather(outputs, mine)
+            local = numbers(rank, dtype, shape)
+            outputs = [torch.empty_like(local) for _ in range(size)]
+            dist.all_gather(outputs, local)
             found.append(outputs)
             if shape:
                 whole = torch.empty((size * shape[0], *shape[1:]), dtype=dtype)
-                all_gather_single(whole, mine)
+                all_gather_single(whole, local)
                 found.append(whole)
             for root in range(size):
-                gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
-                dist.gather(mine, gathered, root)
+                gathered = [torch.empty_like(local) for _ in range(size)] if rank == root else None
+                dist.gather(local, gathered, root)
                 found.append(gathered)
     return found
 
@@ -207,8 +207,8 @@ def receives_from_anybody(rank: int, size: int) -> Any:
 def objects(rank: int, size: int) -> Any:
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * rank * 100})
-    told: list[Any] = [("from", rank), rank * 1000] if rank == size - 1 else [None, None]
-    dist.broadcast_object_list(told, size - 1)
+    received: list[Any] = [("from", rank), rank * 1000] if rank == size - 1 else [None, None]
+    dist.broadcast_object_list(received, size - 1)
     gathered: Any = [None] * size if rank == 0 else None
     dist.gather_object([rank] * rank, gathered, 0)
     given: list[Any] = [None]
@@ -218,7 +218,7 @@ def objects(rank: int, size: int) -> Any:
         dist.send_object_list([{"a": 1}], 1)
     elif rank == 1:
         dist.recv_object_list(passed, 0)
-    return [everyone, told, gathered, given, passed]
+    return [everyone, received, gathered, given, passed]
 
 
 @case
@@ -288,17 +288,17 @@ def coalesced(rank: int, size: int) -> Any:
 @case
 def functional_collectives(rank: int, size: int) -> Any:
     group: Any = dist.group.WORLD
-    mine = numbers(rank, torch.float32, (2 * size, 3))
+    local = numbers(rank, torch.float32, (2 * size, 3))
     return [
-        functional.all_reduce(mine, "sum", group) + 0,
-        [tensor + 0 for tensor in functional.all_reduce_coalesced([mine, mine * 2], "max", group)],
-        functional.all_gather_tensor(mine, 0, group) + 0,
-        functional.all_gather_tensor(mine, 1, group) + 0,
-        [tensor + 0 for tensor in functional.all_gather_into_tensor_coalesced([mine, mine[0]], group)],
-        functional.reduce_scatter_tensor(mine, "sum", 0, group) + 0,
-        [t + 0 for t in functional.reduce_scatter_tensor_coalesced([mine, mine], "sum", [0, 0], group)],
-        functional.all_to_all_single(mine, None, None, group) + 0,
-        functional.broadcast(mine, 1, group) + 0,
+        functional.all_reduce(local, "sum", group) + 0,
+        [tensor + 0 for tensor in functional.all_reduce_coalesced([local, local * 2], "max", group)],
+        functional.all_gather_tensor(local, 0, group) + 0,
+        functional.all_gather_tensor(local, 1, group) + 0,
+        [tensor + 0 for tensor in functional.all_gather_into_tensor_coalesced([local, local[0]], group)],
+        functional.reduce_scatter_tensor(local, "sum", 0, group) + 0,
+        [t + 0 for t in functional.reduce_scatter_tensor_coalesced([local, local], "sum", [0, 0], group)],
+        functional.all_to_all_single(local, None, None, group) + 0,
+        functional.broadcast(local, 1, group) + 0,
     ]
 
 

@@ -1,6 +1,6 @@
-# What torch.distributed offers and Gloo does not, or not on all types: checked against what it must be.
+# Operations of torch.distributed that Gloo does not have, or not for all types, compared with the expected values.
 # Touches torch.distributed as users see it.
-"""Each case asserts by itself."""
+"""Each case contains its assertions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def any_type_is_copied(rank: int, size: int) -> Any:
 def forgotten_work_arrives(rank: int, size: int) -> Any:
     outputs = [torch.zeros(3) for _ in range(size)]
     dist.all_gather(outputs, torch.full((3,), rank + 1.0), async_op=True)
-    # Nobody waits for it: it comes in its own time, and lands while other operations go on.
+    # Nobody waits for it: it comes in its own time, and lands while other operations continue.
     until = time.monotonic() + 20
     here = torch.zeros(1)
     while not here and time.monotonic() < until:
@@ -225,15 +225,15 @@ def _shared_files() -> int:
     return Path("/proc/self/maps").read_text().count("/dev/shm/torch_")
 
 
-def _reduce_shared(mine: torch.Tensor) -> None:
-    plain, shared = mine.clone(), mine.clone().share_memory_()
+def _reduce_shared(own_part: torch.Tensor) -> None:
+    plain, shared = own_part.clone(), own_part.clone().share_memory_()
     dist.all_reduce(plain)
     before = _in_place_bytes()
 
     def reduced() -> bool:
-        shared.copy_(mine)
+        shared.copy_(own_part)
         dist.all_reduce(shared)
-        assert torch.equal(shared, plain), mine.dtype
+        assert torch.equal(shared, plain), own_part.dtype
         return _in_place_bytes() > before
 
     _await(reduced, "no sum was made in shared memory")

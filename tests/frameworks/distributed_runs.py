@@ -1,6 +1,6 @@
-# Jobs of distributed_job.py, and the comparison of what two backends gave.
+# Jobs of distributed_job.py, and the comparison of the results of two backends.
 # Touches farandole.launch and torch.
-"""`run` gives the results of every rank; `same` holds one case of two runs against each other."""
+"""`run` gives the results of every rank; `same` compares one case of two runs."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def run(
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(ranks)]
 
 
-def compare(mine: Any, other: Any, exact: bool) -> None:
-    if isinstance(mine, torch.Tensor):
-        half = mine.dtype in (torch.float16, torch.bfloat16)
+def compare(first: Any, other: Any, exact: bool) -> None:
+    if isinstance(first, torch.Tensor):
+        half = first.dtype in (torch.float16, torch.bfloat16)
         allowed = 0.0 if exact else 0.02 if half else None  # the order of a sum is each library's own
         tolerance: dict[str, Any] = {} if allowed is None else {"rtol": allowed, "atol": allowed}
-        torch.testing.assert_close(mine, other, equal_nan=True, **tolerance)
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(other)
-        for index, (one, two) in enumerate(zip(mine, other, strict=True)):
+        torch.testing.assert_close(first, other, equal_nan=True, **tolerance)
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(other)
+        for index, (one, two) in enumerate(zip(first, other, strict=True)):
             try:
                 compare(one, two, exact)
             except AssertionError as error:
                 raise AssertionError(f"[{index}] {error}") from None
-    elif isinstance(mine, dict):
-        compare(sorted(mine.items()), sorted(other.items()), exact)
+    elif isinstance(first, dict):
+        compare(sorted(first.items()), sorted(other.items()), exact)
     else:
-        assert mine == other
+        assert first == other
 
 
 def same(found: dict[str, list[dict[str, Any]]], name: str) -> None:
-    for rank, (mine, other) in enumerate(zip(found["farandole"], found["gloo"], strict=True)):
-        for backend, result in (("farandole", mine[name]), ("gloo", other[name])):
+    for rank, (first, other) in enumerate(zip(found["farandole"], found["gloo"], strict=True)):
+        for backend, result in (("farandole", first[name]), ("gloo", other[name])):
             assert not isinstance(result, str), f"rank {rank} on {backend}: {result}"
         try:
-            compare(mine[name], other[name], name not in distributed_job.CLOSE)
+            compare(first[name], other[name], name not in distributed_job.CLOSE)
         except AssertionError as error:
             raise AssertionError(f"rank {rank}, farandole against gloo: {error}") from None

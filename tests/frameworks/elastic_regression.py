@@ -1,6 +1,6 @@
-# What the elastic fault tests of frameworks train, and how their ranks tell where they are; for each framework.
+# What the elastic fault tests train in each framework, and how their ranks report their progress.
 # Touches farandole's NumPy layer and files in a scratch directory.
-"""All ranks have the same data, so that the weights after so many steps are known, whoever was lost on the way."""
+"""All ranks have the same data, so that the weights after a number of steps are known, whichever ranks were lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # The program of the fault test of sharded optimizers: gradients of whole numbers, so that any ranks give the same bits.
 # Touches farandole.torch as users see it, and files in a scratch directory.
-"""Each step sums the same samples whoever is there. At the end the weights are those of plain Adam, to the bit."""
+"""Each step sums the same samples, on any ranks. At the end the weights are those of plain Adam, to the bit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def parameters() -> list[torch.nn.Parameter]:
 
 def backward(params: list[torch.nn.Parameter], step: int, rank: int, size: int) -> None:
     """Of this rank's share of the batch; a rank without samples has gradients of zeros."""
-    mine = samples(step)[rank::size]
+    local = samples(step)[rank::size]
     total: Any = sum((param * 0.0).sum() for param in params)
-    for sample in mine:
+    for sample in local:
         total = total + sum((param * values).sum() for param, values in zip(params, sample, strict=True))
     total.backward()
 

@@ -76,8 +76,8 @@ def with_sampler(state: Any, model: nn.Module, optimizer: Any) -> None:
             learn(model, optimizer, x, 1.0)
             places = range(taken, taken + len(numbers))
             taken += len(numbers)
-            mine = [sampler.indices[index] for index in places]
-            assert mine == numbers.tolist()
+            local = [sampler.indices[index] for index in places]
+            assert local == numbers.tolist()
             padded = [sampler.indices[index] for index in places if index in sampler.padded]
             used = [sampler.indices[index] for index in places if index not in sampler.padded]
             note(state, sampler.epoch, used, padded)

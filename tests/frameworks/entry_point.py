@@ -1,4 +1,4 @@
-# The package as `pip install` leaves it: torch finds the entry point by the metadata beside it.
+# The package as `pip install` leaves it: torch finds the entry point by the metadata next to it.
 # Writes two small files into a folder of the test's.
 """`site = install(tmp_path)` goes into PYTHONPATH."""
 

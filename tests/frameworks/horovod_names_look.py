@@ -30,18 +30,20 @@ def written(parameter: inspect.Parameter, like: str) -> str:
     if default is inspect.Parameter.empty:
         return parameter.name
     if type(default).__name__ == "ProcessSet":
-        said = "hvd.global_process_set" if "hvd." in like else "global_process_set"
+        written_as = "hvd.global_process_set" if "hvd." in like else "global_process_set"
     elif getattr(default, "__name__", "") == "NoneCompressor":
-        said = "Compression.none"
+        written_as = "Compression.none"
     elif type(default).__name__ == "ReduceOp":
-        said = default.name.capitalize()
+        written_as = default.name.capitalize()
     elif re.fullmatch(r"[A-Za-z]\w*\.\w+|_?[A-Z_]+\w*", like.partition("=")[2]) and default is not None:
-        said = like.partition("=")[2] if like.partition("=")[2] not in ("None", "True", "False") else repr(default)
+        written_as = (
+            like.partition("=")[2] if like.partition("=")[2] not in ("None", "True", "False") else repr(default)
+        )
     elif default is None and like.endswith("={}"):
-        said = "{}"  # what a default may be that nobody can change
+        written_as = "{}"  # what a default may be that nobody can change
     else:
-        said = repr(default)
-    return f"{parameter.name}={said}"
+        written_as = repr(default)
+    return f"{parameter.name}={written_as}"
 
 
 def split(arguments: str) -> list[str]:
@@ -73,8 +75,8 @@ def compared(found: Any, expected: str) -> str:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     more = [one for one in parameters[len(wanted) :] if one.default is one.empty and one.kind not in optional]
     # What Horovod requires may be optional here.
-    said = [one if "=" in want else one.partition("=")[0] for one, want in zip(ours, wanted, strict=False)]
-    if said != wanted or more:
+    written_as = [one if "=" in want else one.partition("=")[0] for one, want in zip(ours, wanted, strict=False)]
+    if written_as != wanted or more:
         return f"({', '.join(ours)}), not ({', '.join(wanted)})"
     return ""
 

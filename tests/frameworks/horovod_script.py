@@ -1,5 +1,5 @@
 """An elastic script as Horovod's users write it: nothing but horovod.torch, a commit every 10 batches.
-It counts the samples behind the model, tells its progress in a file, and ends when a file says so."""
+It counts the samples behind the model, writes its progress into a file, and ends when another file exists."""
 
 import json
 import os
@@ -39,8 +39,14 @@ def on_state_reset() -> None:
 
 def tell(state: Any, pids: list[int]) -> None:
     if hvd.rank() == 0:
-        words = {"epoch": state.epoch, "step": state.steps, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
-        (SCRATCH / "new").write_text(json.dumps({**words, "generation": state.rounds}))
+        progress = {
+            "epoch": state.epoch,
+            "step": state.steps,
+            "size": hvd.size(),
+            "pids": pids,
+            "time": time.monotonic(),
+        }
+        (SCRATCH / "new").write_text(json.dumps({**progress, "generation": state.rounds}))
         os.rename(SCRATCH / "new", SCRATCH / "progress")
 
 

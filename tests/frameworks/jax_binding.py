@@ -67,7 +67,7 @@ NOT_IN_JIT = (
     "allgather of nothing from some",
     "grouped allgather",
     "alltoall with splits",
-    "splits that cannot be",
+    "invalid splits",
 )
 
 

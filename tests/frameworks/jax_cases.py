@@ -134,10 +134,10 @@ def transformations(b: Any, rank: int, size: int) -> None:
     assert np.allclose(gradient(lambda one: hvd.reducescatter(one, op=hvd.Sum), ones), size * shares)
     uneven = gradient(hvd.reducescatter, jnp.ones(2 * size + 1))
     assert np.allclose(uneven, np.repeat(np.arange(1.0, size + 1), [3] + [2] * (size - 1)))
-    # Whole numbers have no gradient, and travel beside those that have.
+    # Whole numbers have no gradient, and are sent together with arrays that have one.
     mixed = lambda one: hvd.allreduce({"f": one, "i": jnp.arange(3)}, op=hvd.Sum)["f"]  # noqa: E731
     assert (gradient(mixed, ones) == total).all()
-    # vmap: as if each example had travelled alone.
+    # vmap: as if each example had been sent separately.
     batch = jnp.arange(12.0 * size).reshape(3, 2 * size, 2) * (rank + 1)
     operations: list[Callable[[Any], Any]] = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter]
     operations.append(lambda one: hvd.broadcast(one, 1))
@@ -181,17 +181,17 @@ def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
 
     @jax.jit
     def step(base: Any) -> Any:
-        def slow(place: int) -> Any:
-            return jax.lax.fori_loop(0, work[place], lambda _, v: v * 1.0, base + place * (rank + 1.0))
+        def slow(index: int) -> Any:
+            return jax.lax.fori_loop(0, work[index], lambda _, v: v * 1.0, base + index * (rank + 1.0))
 
-        return [hvd.allreduce(slow(place), op=hvd.Sum, name=f"any{place}") for place in range(64)]
+        return [hvd.allreduce(slow(index), op=hvd.Sum, name=f"any{index}") for index in range(64)]
 
     total = size * (size + 1) / 2
     for number in range(200):
         found = step(jnp.asarray(float(number)))  # the next begins while this one may still run
         if number % 50 == 0:
-            assert [float(one) for one in found] == [number * size + place * total for place in range(64)]
-    assert [float(one) for one in found] == [199 * size + place * total for place in range(64)]
+            assert [float(one) for one in found] == [number * size + index * total for index in range(64)]
+    assert [float(one) for one in found] == [199 * size + index * total for index in range(64)]
 
 
 @case()
@@ -277,10 +277,10 @@ def going_on_after_an_error(b: Any, rank: int, size: int) -> None:
     assert seen == [0.0, 0.0] and state.batch == 0 and memory(state)["replicated"] >= 16
     assert float(jax.random.normal(state.key)) == float(jax.random.normal(jax.random.key(0)))
     with tempfile.TemporaryDirectory() as folder:
-        place = hvd.broadcast_object(folder)
-        save_to(state, place, wait=True)
+        shared_folder = hvd.broadcast_object(folder)
+        save_to(state, shared_folder, wait=True)
         other = hvd.elastic.JaxState(params={"w": jnp.zeros(2)}, key=jax.random.key(5), batch=-1)
-        load_from(other, place)
+        load_from(other, shared_folder)
         assert rank != 0 or (other.batch, other.params["w"].tolist()) == (0, [0.0, 0.0])
         hvd.barrier()
 
@@ -292,13 +292,13 @@ def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
     import farandole.torch as hvt
 
     results: list[Any] = []
-    beside = threading.Thread(
+    other_thread = threading.Thread(
         target=lambda: results.extend(hvt.allreduce(torch.ones(3), op=hvt.Sum, name="both").tolist() for _ in range(9))
     )
-    beside.start()
+    other_thread.start()
     doubled = jax.jit(lambda one: hvd.allreduce(one, op=hvd.Sum, name="both"))
     found = [doubled(jnp.ones(3)).tolist() for _ in range(9)]
-    beside.join()
+    other_thread.join()
     assert found == results == [[size] * 3] * 9
     # Without names, in another order on each rank.
     plain = threading.Thread(target=lambda: results.extend(hvt.allreduce(torch.ones(2), op=hvt.Sum) for _ in range(9)))

@@ -23,15 +23,15 @@ def main() -> None:
     """Sums and means, at once and compiled."""
     hvd.init()
     ranks = hvd.size()
-    mine = jnp.arange(3.0) + hvd.rank()
+    local = jnp.arange(3.0) + hvd.rank()
     total = [sum(float(index + rank) for rank in range(ranks)) for index in range(3)]
     mean = [value / ranks for value in total]
-    shown("at once", hvd.allreduce(mine, op=hvd.Sum), total)
-    shown("jit", jax.jit(lambda x: hvd.allreduce(2 * x) + 1)(mine), [2 * value + 1 for value in mean])
-    shown("grad", jax.grad(lambda x: hvd.allreduce(x, op=hvd.Sum).sum())(mine), [float(ranks)] * 3)
+    shown("at once", hvd.allreduce(local, op=hvd.Sum), total)
+    shown("jit", jax.jit(lambda x: hvd.allreduce(2 * x) + 1)(local), [2 * value + 1 for value in mean])
+    shown("grad", jax.grad(lambda x: hvd.allreduce(x, op=hvd.Sum).sum())(local), [float(ranks)] * 3)
     repeated = jax.jit(lambda x: jax.lax.scan(lambda kept, _: (hvd.allreduce(kept), None), x, None, length=3)[0])
-    shown("scan", repeated(mine), mean)
-    tree = hvd.allreduce({"a": mine, "b": (mine.astype(jnp.bfloat16),)})
+    shown("scan", repeated(local), mean)
+    tree = hvd.allreduce({"a": local, "b": (local.astype(jnp.bfloat16),)})
     shown("tree", tree["b"][0].astype(jnp.float32), mean)
 
 

@@ -36,7 +36,7 @@ else:
 KERAS = Table()
 case = KERAS.case
 EPOCHS = 5
-PATIENCE_S = 240.0  # for one case: Keras traces every model anew, and torch compiles its steps
+PATIENCE_S = 240.0  # for one case: Keras traces every model again, and torch compiles its steps
 
 draw = np.random.default_rng(0)
 X, Y = draw.standard_normal((24, 5)), draw.standard_normal((24, 2))
@@ -166,13 +166,13 @@ def others_wrap_the_hooks(b: Any, rank: int, size: int) -> None:
     common = keras.layers.Dense(2)
     parts = [keras.layers.Dense(2, use_bias=False) for _ in range(1 + rank)]
     model = keras.Sequential([keras.layers.Input((5,)), common, *parts])
-    own = [variable for part in parts for variable in part.trainable_variables]
+    own_variables = [variable for part in parts for variable in part.trainable_variables]
     noted: list[str] = []
 
     class Wrapped(hvd.callbacks.BroadcastGlobalVariablesCallback):  # type: ignore[misc]
         def on_batch_end(self, batch: int, logs: Any = None) -> None:
             slots = optimizer.momentums[2:] if LEGACY else []  # tf_keras makes them, with momentum or without
-            for variable in (*own, *slots) if not self.broadcast_done else ():
+            for variable in (*own_variables, *slots) if not self.broadcast_done else ():
                 self.register_local_var(variable)
             super().on_batch_end(batch, logs)
 
@@ -181,7 +181,7 @@ def others_wrap_the_hooks(b: Any, rank: int, size: int) -> None:
 
     def registering(grads: Any, vars: Any) -> Any:
         noted.append("all")
-        for variable in own:
+        for variable in own_variables:
             optimizer.register_local_var(variable)
         return reduce(grads, vars)
 
@@ -270,7 +270,7 @@ def files_load_without_this_package(b: Any, rank: int, size: int) -> None:
         assert abs(float(total) - np.abs(model.get_weights()[0]).sum()) < 1e-9 and kind == "Adam"
         again = hvd.load_model(path)
         one, two = (fitted(each, X[rank::size], Y[rank::size], (), 2) and flat(each) for each in (model, again))
-        agree(one, two)  # the optimizer went on from its state, and reduces
+        agree(one, two)  # the optimizer continues with its state, and reduces
 
 
 @case()
@@ -300,9 +300,9 @@ def some_layers_stay(b: Any, rank: int, size: int) -> None:
     if LEGACY:
         return
     keras.utils.set_random_seed(1)
-    own, common = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(2, use_bias=False)
-    model = keras.Sequential([keras.layers.Input((5,)), common, own])
-    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own)
+    own_variables, common = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(2, use_bias=False)
+    model = keras.Sequential([keras.layers.Input((5,)), common, own_variables])
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own_variables)
     model.compile(optimizer=optimizer, loss="mse")
     fitted(model, X[rank::size], Y[rank::size], (), 1)
     rows = hvd.allgather_object([weight.tobytes() for weight in model.get_weights()])

@@ -1,6 +1,6 @@
-# What is compared between Lightning's DDP on Gloo and our strategy: each case runs on both and gives the same.
+# Cases that run with Lightning's DDP on Gloo and with our strategy, and must give the same results.
 # Touches Lightning and torch, inside ranks.
-"""`CASES`: functions of "ddp" or "ours" whose results are compared to rounding."""
+"""`CASES`: functions of "ddp" or "ours". Their results may differ only by rounding."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def resumed(kind: str) -> Any:
 
 
 class Normalised(Regression):
-    """Buffers that differ between ranks until somebody makes them equal."""
+    """Buffers that differ between ranks until a broadcast makes them equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,17 +144,17 @@ def operations(kind: str) -> Any:
 
     class Ask(Regression):
         def on_train_start(self) -> None:
-            mine = torch.arange(3.0) + 10 * RANK
-            found["stacked"] = self.all_gather(mine)
+            local = torch.arange(3.0) + 10 * RANK
+            found["stacked"] = self.all_gather(local)
             found["scalar"] = self.all_gather(torch.tensor(float(RANK)))
-            found["tree"] = self.all_gather({"a": mine, "b": [mine + 1]})
-            kept = mine.clone().requires_grad_()
+            found["tree"] = self.all_gather({"a": local, "b": [local + 1]})
+            kept = local.clone().requires_grad_()
             everyones: Any = self.all_gather(kept, sync_grads=True)
             (everyones * (RANK + 1)).sum().backward()
             found["gradient"] = kept.grad
             reduce = self.trainer.strategy.reduce
             for op in ("mean", "sum", "max", "min"):
-                found[op] = reduce(mine.clone(), reduce_op=op)
+                found[op] = reduce(local.clone(), reduce_op=op)
             found["whole"] = reduce(torch.tensor([RANK, 2]), reduce_op="sum")
             found["other"] = reduce("text")
             found["all"] = self.trainer.strategy.reduce_boolean_decision(RANK == 0)

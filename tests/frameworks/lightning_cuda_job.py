@@ -61,13 +61,13 @@ def main() -> None:
     os.environ.update(NODE_RANK=RANK, LOCAL_RANK="0")
     strategies = importlib.import_module(f"{pl.__name__}.strategies")
     for precision, (loss, params) in ours.items():
-        theirs = strategies.DDPStrategy(process_group_backend="farandole")
-        other, wanted = trained(theirs, precision, num_nodes=SIZE)
+        ddp = strategies.DDPStrategy(process_group_backend="farandole")
+        other, wanted = trained(ddp, precision, num_nodes=SIZE)
         assert loss == other and all(map(torch.equal, params, wanted)), (precision, loss, other)
         print(f"as DDP: {precision}", flush=True)
     for precision in PRECISIONS:
-        theirs = strategies.FSDPStrategy(process_group_backend="farandole")
-        other, _ = trained(theirs, precision, num_nodes=SIZE)
+        ddp = strategies.FSDPStrategy(process_group_backend="farandole")
+        other, _ = trained(ddp, precision, num_nodes=SIZE)
         assert abs(other - ours[precision][0]) < 0.01 * other, (precision, other, ours[precision][0])
         print(f"FSDP: {precision}", flush=True)
 

@@ -50,11 +50,12 @@ class Counting(pl.LightningModule):
             if death == [self.global_rank, self.global_step] and not (SCRATCH / name).exists():
                 (SCRATCH / name).write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
-        own = torch.zeros(SAMPLES)
+        used_here = torch.zeros(SAMPLES)
         strategy: Any = self.trainer.strategy
-        own[strategy._dealt.loader.indices] = 1
-        assert set(numbers.tolist()) >= set(own.nonzero().flatten().tolist())
-        self.seen += strategy.reduce(own, reduce_op="sum")
+        used_here[strategy._data_loader.loader.indices] = 1
+        # The last batch of an epoch may be padded with samples that do not count.
+        assert set(numbers.tolist()) >= set(used_here.nonzero().flatten().tolist())
+        self.seen += strategy.reduce(used_here, reduce_op="sum")
         loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
         self.log("loss", loss, sync_dist=True)
         return loss
@@ -74,7 +75,7 @@ class Counting(pl.LightningModule):
 
 
 def main() -> None:
-    """Trains. The last rank 0 writes its counts, epoch and number of ranks to the file `end`."""
+    """Trains. The process that is rank 0 at the end writes its counts, epoch and number of ranks to the file `end`."""
     draw = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(SAMPLES, 4, generator=draw), torch.arange(SAMPLES))
     module = Counting()

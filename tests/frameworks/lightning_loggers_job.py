@@ -1,6 +1,6 @@
-# A rank that trains with loggers of somebody else's, one after the other, without a network: those named in LOGGERS.
+# A rank that trains with the loggers named in LOGGERS, of other packages, one after the other, without a network.
 # Touches Lightning and the folder SCRATCH.
-"""Under the launcher; what the logger left is for the test to count."""
+"""Runs under the launcher. The test counts the files that the loggers have written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning.pytorch import loggers  # noqa: E402
 from lightning_models import Regression, loader  # noqa: E402
 
 
-def made(name: str, place: str) -> Any:
+def made(name: str, folder: str) -> Any:
     """The logger; what it writes lies below `place`."""
     if name == "wandb":
-        return loggers.WandbLogger(save_dir=place, offline=True, project="test")
+        return loggers.WandbLogger(save_dir=folder, offline=True, project="test")
     if name == "mlflow":
-        return loggers.MLFlowLogger("test", tracking_uri=f"file:{place}/mlflow")
+        return loggers.MLFlowLogger("test", tracking_uri=f"file:{folder}/mlflow")
     # Lightning takes online=False for "disabled"; COMET_START_ONLINE=0 is what writes to a folder.
-    return loggers.CometLogger(offline_directory=f"{place}/comet", project="test")
+    return loggers.CometLogger(offline_directory=f"{folder}/comet", project="test")
 
 
 def train(logger: Any) -> None:

@@ -1,4 +1,4 @@
-# What only our strategy does, or does otherwise than DDP: each case asserts in every rank.
+# What only our strategy does, or does differently from DDP; every rank of a case checks its results.
 # Touches Lightning and torch, inside ranks.
 """`OWN`: functions without results."""
 
@@ -49,7 +49,7 @@ def plain(steps: Any, rate: float = 0.05) -> dict[str, torch.Tensor]:
     return weights(model)
 
 
-def together() -> Any:
+def losses_of_all_ranks() -> Any:
     """The losses of all ranks' batches of `ordered(8 * SIZE)`, step by step."""
     x, y = data(8 * SIZE).tensors
     for step in range(2):
@@ -69,7 +69,7 @@ class Plain(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
-class ByHand(Plain):
+class ManualOptimization(Plain):
     """Steps its optimizer itself."""
 
     automatic_optimization = False
@@ -109,9 +109,9 @@ def uneven_data() -> None:
 
 
 @own
-def uneven_data_by_hand() -> None:
-    """As above where the module steps its optimizer itself."""
-    module = fresh(ByHand)
+def uneven_data_in_manual_optimization() -> None:
+    """Uneven data with a module that steps its optimizer itself."""
+    module = fresh(ManualOptimization)
     trainer("ours", max_epochs=1, use_distributed_sampler=False).fit(
         module, DataLoader(Subset(data(4 * (SIZE + 1)), range(4 * (RANK + 2))), 4)
     )
@@ -134,7 +134,7 @@ def sync_batch_norm() -> None:
     torch.manual_seed(3)
     alone = Normalised().net
     optimizer = torch.optim.SGD(alone.parameters(), 0.05)
-    for loss in together():
+    for loss in losses_of_all_ranks():
         optimizer.zero_grad()
         loss(alone).backward()
         optimizer.step()
@@ -158,20 +158,20 @@ def closures() -> None:
 def plain_backward() -> None:
     """`loss.backward()` in manual optimization, where Lightning asks for `manual_backward`."""
 
-    class ByLoss(ByHand):
+    class PlainBackward(ManualOptimization):
         def propagate(self, loss: Any) -> None:
             loss.backward()
 
-    module = fresh(ByLoss)
+    module = fresh(PlainBackward)
     trainer("ours", max_epochs=1).fit(module, loader())
     hvd.check_equal(module)
 
 
 @own
-def thawed() -> None:
+def unfrozen_layers() -> None:
     """A backbone that is frozen at first, and given to the optimizer later."""
 
-    class Thaws(Plain):
+    class Unfreezes(Plain):
         def __init__(self) -> None:
             super().__init__()
             self.net[0].requires_grad_(False)
@@ -184,7 +184,7 @@ def thawed() -> None:
                 self.net[0].requires_grad_(True)
                 self.trainer.optimizers[0].add_param_group({"params": list(self.net[0].parameters())})
 
-    module = fresh(Thaws)
+    module = fresh(Unfreezes)
     torch.manual_seed(3)
     before = net()[0].weight.detach().clone()
     trainer("ours", max_epochs=2).fit(module, loader())
@@ -193,8 +193,8 @@ def thawed() -> None:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
-    """What Lightning tells the user meanwhile."""
+def captured_log() -> Iterator[list[str]]:
+    """The lines that Lightning logs inside this context."""
     lines: list[str] = []
     handler, level = logging.Handler(), rank_zero.log.level
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -209,7 +209,7 @@ def heard() -> Iterator[list[str]]:
 
 @own
 def learning_rates() -> None:
-    """Scaled, with the schedulers, and said so, where somebody asks for it, and by Horovod's name."""
+    """Scaled, with the schedulers, and logged: with scale_lr=True, and with Horovod's strategy name."""
     import lightning_horovod
     from lightning_horovod.__about__ import __version__
     from lightning_horovod.strategy import HorovodStrategy as Theirs
@@ -226,11 +226,11 @@ def learning_rates() -> None:
         ("farandole", 1),
     ):
         runs = trainer("ours", max_epochs=1, limit_train_batches=1, strategy=strategy)
-        with heard() as lines:
+        with captured_log() as lines:
             runs.fit(fresh(rate=0.01), loader())
-        told = [line for line in lines if "learning rates" in line]
-        said = f"learning rates are multiplied by the number of ranks, {SIZE}: 0.01 -> {0.01 * SIZE:g}; "
-        assert told == ([said + "scale_lr=False leaves them"] if factor > 1 and RANK == 0 else []), told
+        messages = [line for line in lines if "learning rates" in line]
+        output = f"learning rates are multiplied by the number of ranks, {SIZE}: 0.01 -> {0.01 * SIZE:g}; "
+        assert messages == ([output + "scale_lr=False leaves them"] if factor > 1 and RANK == 0 else []), messages
         assert runs.optimizers[0].param_groups[0]["lr"] == 0.01 * factor, (strategy, factor)
         assert runs.lr_scheduler_configs[0].scheduler.base_lrs == [0.01 * factor]
 
@@ -240,11 +240,11 @@ def progress_bars() -> None:
     """One bar, that of rank 0; both of Lightning's."""
     for bar in (TQDMProgressBar(refresh_rate=1), RichProgressBar(refresh_rate=1)):
         runs = trainer("ours", max_epochs=1, enable_progress_bar=True, callbacks=[bar])
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             runs.fit(fresh(), loader())
-        shown = "Epoch 0" in said.getvalue()
-        assert shown == (RANK == 0) and (shown or not said.getvalue()), (bar, said.getvalue())
+        shown = "Epoch 0" in output.getvalue()
+        assert shown == (RANK == 0) and (shown or not output.getvalue()), (bar, output.getvalue())
 
 
 @own
@@ -275,7 +275,7 @@ def replaced_loop() -> None:
 
 @own
 def barriers_are_real() -> None:
-    """Nobody leaves before the last has come; and who may speak is known."""
+    """No rank leaves a barrier before the last has reached it; only rank 0 prints."""
     runs = trainer("ours", max_epochs=1)
     assert vars(rank_zero_only)["rank"] == RANK == runs.global_rank and runs.world_size == SIZE
     assert runs.strategy.launcher is None and runs._accelerator_connector.is_distributed
@@ -284,7 +284,7 @@ def barriers_are_real() -> None:
     runs.fit(fresh(), loader())
     flag = SCRATCH / "everybody"
     if RANK == SIZE - 1:
-        time.sleep(0.3)  # sleep: whoever does not wait for this rank is gone by then
+        time.sleep(0.3)  # sleep: a rank that does not wait for this one has gone on by then
         flag.touch()
     runs.strategy.barrier("test")
     assert flag.exists()
@@ -300,7 +300,7 @@ def lightnings_ddp_on_ours() -> None:
     runs = trainer("ddp", max_epochs=1, strategy=strategy, plugins=[FarandoleEnvironment()])
     assert (runs.global_rank, runs.world_size, strategy.node_rank) == (RANK, SIZE, 0)
     runs.fit(module, ordered(8 * SIZE))
-    close(weights(module.net), plain(together()))
+    close(weights(module.net), plain(losses_of_all_ranks()))
 
 
 @own
@@ -320,7 +320,7 @@ def lightnings_model_parallel_on_ours() -> None:
     torch.manual_seed(3)
     module = Sharded()
     trainer("ddp", max_epochs=1, strategy=strategy).fit(module, ordered(8 * SIZE))
-    close(module.whole, plain(together()))
+    close(module.whole, plain(losses_of_all_ranks()))
 
 
 @own
@@ -340,12 +340,12 @@ def stacks_from_a_file() -> None:
         Rows.seen = nothing
         fit.train(stack.checked(document), str(SCRATCH))
         assert Rows.seen == (name, "farandole", SIZE, RANK, 2), Rows.seen
-    for communication, words in (("nccl", "nccl needs a CUDA GPU"), ({"strategy": "fsdp"}, "requires a GPU")):
+    for communication, message in (("nccl", "nccl needs a CUDA GPU"), ({"strategy": "fsdp"}, "requires a GPU")):
         document = {"communication": communication, "orchestration": orchestration, "application": application}
         try:
             fit.train(stack.checked(document), str(SCRATCH))
         except ValueError as error:
-            assert words in str(error), error
+            assert message in str(error), error
         else:
             raise AssertionError(f"{communication} was taken")
 
@@ -417,7 +417,7 @@ def the_other_tree() -> None:
 
 @own
 def bad_input() -> None:
-    for wrong, words in (
+    for wrong, message in (
         ({"compresion": None}, "did you mean 'compression'"),
         ({"nonsense": 1}, "there are accelerator"),
         ({"op": "mean"}, "Average or Sum"),
@@ -426,7 +426,7 @@ def bad_input() -> None:
         try:
             FarandoleStrategy(**wrong)
         except (TypeError, ValueError) as error:
-            assert words in str(error), error
+            assert message in str(error), error
         else:
             raise AssertionError(f"{wrong} was taken")
     runs = trainer("ours", max_epochs=1)
@@ -446,4 +446,4 @@ def empty_on_one_rank() -> None:
     except ValueError as error:
         assert "no batch at all" in str(error), error
     else:
-        raise AssertionError("nobody complained")
+        raise AssertionError("no error was raised")

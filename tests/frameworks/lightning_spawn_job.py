@@ -1,5 +1,5 @@
-# What a Trainer answers in the process of the script, after ranks that it started itself have trained.
-# Touches Lightning; nothing of ours is imported but for the strategy as an object.
+# What a Trainer returns in the process of the script, after ranks that it started itself have trained.
+# Touches Lightning; imports farandole only for a strategy that is given as an object.
 """`lightning_spawn_job.py STRATEGY FOLDER`: prints a line of JSON; run once with ddp_spawn and once with ours."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(line, data, data)
-    said: dict[str, Any] = {
+    report: dict[str, Any] = {
         "pid": os.getpid(),
         "metrics": {name: round(float(value), 4) for name, value in sorted(trainer.callback_metrics.items())},
         "best": Path(best.best_model_path).name,
@@ -87,8 +87,8 @@ def main() -> None:
     }
     if sys.argv[1] == "farandole":  # the same data, in ranks of its own once more
         [tested] = trainer.test(line, data, ckpt_path="best", verbose=False)
-        assert round(tested["val"], 4) == said["metrics"]["val"], (tested, said)
-    print("said " + json.dumps(said), flush=True)
+        assert round(tested["val"], 4) == report["metrics"]["val"], (tested, report)
+    print("said " + json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

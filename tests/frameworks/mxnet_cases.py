@@ -202,7 +202,7 @@ def what_is_done_to_an_array_stays_in_order(rank: int, size: int) -> None:
     for count in (1, 300_000):
         array = mx.nd.zeros((count,), dtype="float64")
         side = mx.nd.ones((count,), dtype="float64")
-        expected, beside = 0.0, 1.0
+        expected, side_expected = 0.0, 1.0
         for step in range(10):
             array += rank + 1  # differs between ranks until it is summed
             hvd.allreduce_(array, op=hvd.Sum, name=f"a{step}")
@@ -212,10 +212,10 @@ def what_is_done_to_an_array_stays_in_order(rank: int, size: int) -> None:
             side = side + other
             hvd.broadcast_(side, root_rank=step % size, name=f"c{step}")
             array += hvd.broadcast(array * 0 + rank, root_rank=size - 1, name=f"d{step}")
-            beside += expected + (size - 1) / 2
+            side_expected += expected + (size - 1) / 2
             expected += size - 1
         np.testing.assert_allclose(array.asnumpy(), np.full(count, expected), rtol=1e-12)
-        np.testing.assert_allclose(side.asnumpy(), np.full(count, beside), rtol=1e-12)
+        np.testing.assert_allclose(side.asnumpy(), np.full(count, side_expected), rtol=1e-12)
     whole = mx.nd.zeros((4, 3))
     rows = [whole[i] for i in range(4)]  # views of one array
     whole += rank

@@ -1,6 +1,6 @@
 # Runs a framework without one of its private names at a time, each in a fork of a process that has imported it.
 # Touches the framework, from which it takes names away, and farandole as users see it.
-"""`python private_names_job.py FRAMEWORK` prints, for each name, what was warned of and what the case raised."""
+"""`python private_names_job.py FRAMEWORK` prints the warnings and the error for each name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def with_torch(path: str) -> None:
             pairs_are_refused()
             hvd.init()  # that has ended torch's
     if path.endswith("_coalescing"):
-        raises(RuntimeError, "coalesces no operations", lambda: coalesce_by(path))
+        raises(RuntimeError, "cannot coalesce operations", lambda: coalesce_by(path))
     assert dist.is_backend_available("farandole")
     plain = model()
     trains(plain, hvd.DistributedOptimizer(stepping(plain)))
@@ -128,8 +128,8 @@ def with_ray(path: str) -> None:
     from farandole.bindings.private import MISSING, ray_names
 
     class Reports:
-        def __init__(self, theirs: Any) -> None:
-            self.theirs = theirs
+        def __init__(self, original: Any) -> None:
+            self.theirs = original
 
     missing = {name.partition("_kv_")[2] for name in MISSING}
     if "put" in missing:
@@ -152,7 +152,7 @@ def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def missing(owner: Any, name: str, words: str) -> Iterator[None]:
+def missing(owner: Any, name: str, message: str) -> Iterator[None]:
     """Inside, the owner has no such name; what is announced is warned of once, and with these words."""
     held = vars(owner).get(name)
     if isinstance(owner, type):
@@ -163,8 +163,8 @@ def missing(owner: Any, name: str, words: str) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         yield
-    told = [str(one.message) for one in seen if f"{name} is missing" in str(one.message)]
-    assert len(told) == 1 and words in told[0], (name, [str(one.message) for one in seen])
+    warned = [str(one.message) for one in seen if f"{name} is missing" in str(one.message)]
+    assert len(warned) == 1 and message in warned[0], (name, [str(one.message) for one in seen])
     if isinstance(owner, type) and held is None:
         delattr(owner, name)
     else:
@@ -175,8 +175,8 @@ def overridden(kind: Any) -> set[str]:
     """Private methods of the framework's that a class of ours has as well: it calls them, and they need a probe."""
     ours = [one for one in kind.__mro__ if one.__module__.startswith("farandole")]
     names = {name for one in ours for name in vars(one) if name.startswith("_") and not name.endswith("__")}
-    theirs = [one for one in kind.__mro__ if one not in ours and one.__module__ not in ("abc", "builtins")]
-    return {name for name in names if any(callable(vars(one).get(name)) for one in theirs)}
+    original = [one for one in kind.__mro__ if one not in ours and one.__module__ not in ("abc", "builtins")]
+    return {name for name in names if any(callable(vars(one).get(name)) for one in original)}
 
 
 def without_names_of_lightning() -> None:
@@ -194,7 +194,7 @@ def without_names_of_lightning() -> None:
     from farandole.lightning import trees
 
     def again(call: Callable[[], Any]) -> Any:
-        lightning_names.look.cache_clear()
+        lightning_names.look_up_names.cache_clear()
         return call()
 
     for tree, base, kind in (
@@ -211,10 +211,10 @@ def without_names_of_lightning() -> None:
     loop = trainer.fit_loop
 
     with missing(type(trainer), "_teardown", "its loaders stay"):
-        again(lambda: lightning_names.look("lightning.pytorch"))
+        again(lambda: lightning_names.look_up_names("lightning.pytorch"))
         lightning_names.forget_fit(trainer)
     with missing(_FitLoop, "_should_accumulate", "ElasticCallback raises RuntimeError"):
-        again(lambda: lightning_names.look("lightning.pytorch"))
+        again(lambda: lightning_names.look_up_names("lightning.pytorch"))
         raises(RuntimeError, "_should_accumulate", lambda: lightning_names.look_at(trainer))
         raises(RuntimeError, "_should_accumulate", lambda: lightning_names.accumulates(loop))
     for owner, name, call in (
@@ -230,14 +230,14 @@ def without_names_of_lightning() -> None:
 
     module = sys.modules["lightning.fabric.utilities.distributed"]
     with missing(module, "_set_num_threads_if_needed", "each uses all cores"):
-        again(lambda: lightning_names.look("lightning.fabric"))
+        again(lambda: lightning_names.look_up_names("lightning.fabric"))
         lightning_names.share_cores("lightning.fabric", 2)
     module = sys.modules["lightning.fabric.fabric"]
     placeholder = functools.partial(print, module.__dict__["_do_nothing"])
     assert lightning_names.does_nothing("lightning.fabric", placeholder)
     assert not lightning_names.does_nothing("lightning.fabric", functools.partial(print, print))
     with missing(module, "_do_nothing", "use `fabric.launch(function)`"):
-        again(lambda: lightning_names.look("lightning.fabric"))
+        again(lambda: lightning_names.look_up_names("lightning.fabric"))
         assert not lightning_names.does_nothing("lightning.fabric", placeholder)
 
     strategy: Any = trees.build("lightning.pytorch", "FarandoleStrategy")(parallel_devices=[torch.device("cpu")])
@@ -245,7 +245,7 @@ def without_names_of_lightning() -> None:
         assert lightning_names.layer_sync(strategy) is None
     strategy = trees.build("lightning.fabric", "FabricStrategy")(parallel_devices=[torch.device("cpu")])
     with missing(strategy, "_backward_sync_control", "results are the same"):
-        lightning_names.block_syncs_by(strategy, object())
+        lightning_names.set_no_sync_control(strategy, object())
     lightning_names.go_on_with(object(), 3)
     for tree, kind in (("lightning.pytorch", "FarandoleStrategy"), ("lightning.fabric", "FabricStrategy")):
         made = trees.build(tree, kind)

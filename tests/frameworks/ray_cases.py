@@ -71,7 +71,7 @@ def contract() -> dict[str, Any]:
     executor.start(
         executable_cls=Counter, executable_args=[10], executable_kwargs={"step": 2}, extra_env_vars={"EXTRA": 7}
     )
-    heard: list[Any] = []
+    callback_values: list[Any] = []
     found = {
         "run": executor.run(place),
         "again": executor.run(lambda x, y: x + y + farandole.rank(), args=[1], kwargs={"y": 10}),
@@ -79,8 +79,8 @@ def contract() -> dict[str, Any]:
         "execute": [executor.execute(lambda w: w.count()), executor.execute(Counter.count)],
         "single": executor.execute_single(lambda w: w.value),
         "submit": ray.get(executor.submit(lambda x: (x, farandole.rank()), 1, "x")),
-        "logged": executor.run(logging_place, callbacks=[heard.append]),
-        "heard": heard,
+        "logged": executor.run(logging_place, callbacks=[callback_values.append]),
+        "heard": callback_values,
         "workers": executor.num_workers,
     }
     executor.shutdown()
@@ -88,12 +88,12 @@ def contract() -> dict[str, Any]:
     return {**found, "free": wait_for_free(4)}
 
 
-def raises(words: str) -> None:
+def raises(message: str) -> None:
     import numpy as np
 
     farandole.init()
     if farandole.rank() == 1:
-        raise ValueError(words)
+        raise ValueError(message)
     farandole.allreduce(np.ones(3), name="never")
 
 
@@ -129,7 +129,7 @@ def failing() -> dict[str, Any]:
 
 
 def too_many() -> list[str]:
-    said = []
+    output = []
     settings = RayExecutor.create_settings(placement_group_timeout_s=1)
     cases: list[dict[str, Any]] = [
         {"num_workers": 50},
@@ -141,16 +141,16 @@ def too_many() -> list[str]:
         try:
             executor.start()
         except TimeoutError as error:
-            said.append(str(error))
+            output.append(str(error))
         executor.shutdown()
     executor = RayExecutor(settings, min_workers=50, elastic_timeout=5)
     executor.start()
     try:
         executor.run(place)
     except farandole.RankFailed as error:
-        said.append(str(error))
+        output.append(str(error))
     executor.shutdown()
-    return [*said, str(wait_for_free(4))]
+    return [*output, str(wait_for_free(4))]
 
 
 def stack_without_room(path: str) -> list[Any]:
@@ -161,14 +161,14 @@ def stack_without_room(path: str) -> list[Any]:
 
     from farandole.launch.cli import main
 
-    said, original = io.StringIO(), RayExecutor.create_settings
+    output, original = io.StringIO(), RayExecutor.create_settings
     RayExecutor.create_settings = functools.partial(original, placement_group_timeout_s=1)  # type: ignore[method-assign]
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = main(["fit", path])
     finally:
         RayExecutor.create_settings = staticmethod(original)  # type: ignore[method-assign]
-    return [said.getvalue(), code]
+    return [output.getvalue(), code]
 
 
 def colocated(hosts: int, each: int) -> list[dict[str, Any]]:
@@ -331,7 +331,7 @@ def trainers_too_large(storage: str) -> dict[str, Any]:
 
     from farandole.ray import HorovodConfig, HorovodTrainer
 
-    found: dict[str, Any] = {"said": [], "seconds": []}
+    found: dict[str, Any] = {"messages": [], "seconds": []}
     for scaling in (
         ScalingConfig(num_workers=50),
         ScalingConfig(num_workers=(7, 9)),  # type: ignore[arg-type]
@@ -345,13 +345,13 @@ def trainers_too_large(storage: str) -> dict[str, Any]:
         try:
             trainer.fit()
         except TimeoutError as error:
-            found["said"].append(str(error))
+            found["messages"].append(str(error))
         found["seconds"].append(time.monotonic() - began)
     return {**found, "free": wait_for_free(4)}
 
 
 def waiting_groups() -> int:
-    """As soon as somebody waits for room."""
+    """Used as soon as a worker waits for resources."""
     from ray.util import placement_group_table
 
     while True:

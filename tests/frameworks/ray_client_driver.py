@@ -1,6 +1,6 @@
-# A driver that is no part of the cluster: it talks to it through Ray Client.
+# A driver outside of the cluster: it uses Ray Client.
 # Touches the cluster whose client address is its argument.
-"""Executors work as from inside."""
+"""Executors work as in a driver inside the cluster."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if __name__ == "__main__":
     with RayExecutor(settings, num_workers=2) as executor:
         sums = [one["sum"] for one in executor.run(ray_cases.place)]
         remote = ray.get(executor.run_remote(lambda x: x + 4, args=[3]))
-        heard: list[int] = []
-        ranks = executor.run(ray_cases.logging_place, callbacks=[lambda info: heard.append(info["step"])])
+        callback_values: list[int] = []
+        ranks = executor.run(ray_cases.logging_place, callbacks=[lambda info: callback_values.append(info["step"])])
         print("through the client:", sums, remote, ranks)
-        print("heard:", heard)
+        print("heard:", callback_values)
         try:
             executor.run(ray_cases.raises, args=["on purpose"])
         except ValueError as error:

@@ -1,4 +1,4 @@
-# A Ray cluster for tests, in a process of its own that also runs the cases: Ray's threads and files stay out of pytest.
+# A Ray cluster for tests, in a separate process that also runs the cases: Ray's threads and files stay out of pytest.
 # Touches processes that carry its mark, and a temporary directory.
 """`Cluster` in the test's process, `main()` in the other: a line of JSON asks for a case, a line of JSON answers."""
 
@@ -55,10 +55,15 @@ class Cluster:
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "90",
             "OMP_NUM_THREADS": "1",
         }
-        self._said = open(self.home / "said", "w+b")  # noqa: SIM115
+        self._output_file = open(self.home / "output", "w+b")  # noqa: SIM115
         command = [sys.executable, str(HERE / "ray_cluster.py"), json.dumps(list(nodes)), str(int(client))]
         self._process = subprocess.Popen(
-            command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, cwd=ROOT
+            command,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output_file,
+            cwd=ROOT,
         )
 
     @classmethod
@@ -89,8 +94,8 @@ class Cluster:
 
     def printed(self) -> str:
         """The last that the driver and the workers printed."""
-        self._said.flush()
-        return (self.home / "said").read_text(errors="replace")[-6000:]
+        self._output_file.flush()
+        return (self.home / "output").read_text(errors="replace")[-6000:]
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -119,7 +124,7 @@ class Cluster:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        self._said.close()
+        self._output_file.close()
         deadline = time.monotonic() + 20
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.1)  # sleep: between two looks

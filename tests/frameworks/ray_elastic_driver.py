@@ -54,9 +54,9 @@ def older(least: int, most: int) -> None:
     names = ("SCRATCH", "RANKS", "DEATHS", "COMMITS", "EPOCHS")
     executor = ElasticRayExecutor(settings, env_vars={name: os.environ[name] for name in names})
     executor.start()
-    heard: list[Any] = []
-    pids = executor.run(train_with_lightning, callbacks=[heard.append])
-    print("older", len(pids), len(set(pids)), heard, flush=True)
+    callback_values: list[Any] = []
+    pids = executor.run(train_with_lightning, callbacks=[callback_values.append])
+    print("older", len(pids), len(set(pids)), callback_values, flush=True)
     executor.shutdown()
 
 

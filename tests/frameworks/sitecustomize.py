@@ -1,7 +1,7 @@
-# Packages that a job of the tests does without. Touches Python's search for modules, in processes with this folder on
-# their path alone.
-"""Frameworks import whatever optional package they find: TensorFlow takes twice as long beside scikit-learn, Matplotlib
-and JAX. TESTS_WITHOUT names packages that a job shall not find, as on a machine that has only what it needs."""
+# Hides packages from a job of the tests. Touches Python's search for modules, only in processes that have this folder
+# on their path.
+"""Frameworks import the optional packages that they find: with scikit-learn and JAX, the import of TensorFlow
+takes twice as long. TESTS_WITHOUT names packages that a job must not find."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from spark_estimator_cases import (
 )
 
 
-def bad_input(place: str) -> Any:
+def bad_input(store_path: str) -> Any:
     """The error of each kind of bad input. None of them may leave a Spark job behind."""
     import keras
     import torch
@@ -36,37 +36,37 @@ def bad_input(place: str) -> Any:
     jobs = cases.spark.sparkContext.statusTracker().getActiveJobsIds
     before = set(jobs())  # the job of the shared ranks
     made: dict[str, Callable[[], Any]] = {
-        "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
-        "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
-            good
-        ),
-        "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
-        "label": lambda: torch_estimator(place, model=three, optimizer=step).fit(good),
-        "label of arrays": lambda: torch_estimator(place, model=three, optimizer=step).fit(one_each),
-        "label of lightning": lambda: plain_lightning_estimator(
-            place, model=three, optimizer=step, validation=None, loss=torch.nn.functional.l1_loss
+        "columns": lambda: torch_estimator(store_path, feature_cols=["featrues"]).fit(good),
+        "shape": lambda: torch_estimator(
+            store_path, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)
         ).fit(good),
-        "label of keras": lambda: keras_estimator(place, model=thrice, validation=None).fit(one_each),
-        "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+        "input_shapes": lambda: torch_estimator(store_path, input_shapes=[[-1, 5]]).fit(good),
+        "label": lambda: torch_estimator(store_path, model=three, optimizer=step).fit(good),
+        "label of arrays": lambda: torch_estimator(store_path, model=three, optimizer=step).fit(one_each),
+        "label of lightning": lambda: plain_lightning_estimator(
+            store_path, model=three, optimizer=step, validation=None, loss=torch.nn.functional.l1_loss
+        ).fit(good),
+        "label of keras": lambda: keras_estimator(store_path, model=thrice, validation=None).fit(one_each),
+        "ragged": lambda: torch_estimator(store_path, feature_cols=["x"]).fit(
             cases.spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")
         ),
-        "text": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+        "text": lambda: torch_estimator(store_path, feature_cols=["x"]).fit(
             cases.spark.createDataFrame([("a", 1.0)], "x string, y double")
         ),
-        "empty": lambda: torch_estimator(place).fit(good.where("y > 1000")),
-        "few": lambda: torch_estimator(place).fit(good.limit(1)),
-        "null label": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+        "empty": lambda: torch_estimator(store_path).fit(good.where("y > 1000")),
+        "few": lambda: torch_estimator(store_path).fit(good.limit(1)),
+        "null label": lambda: torch_estimator(store_path, feature_cols=["x"]).fit(
             cases.spark.createDataFrame([(1.0, None if n == 3 else 1.0) for n in range(8)], "x double, y double")
         ),
         "store": lambda: torch_estimator("/proc/nowhere").fit(good),
         "private store": lambda: torch_estimator("memory://x").fit(good),
-        "no store": lambda: torch_estimator(place).setStore(7).fit(good),
-        "no parquet": lambda: torch_estimator(place, store=Store.create(place + "/other")).fit_on_parquet(),
-        "slots": lambda: torch_estimator(place, backend=SparkBackend(30, start_timeout=1)).fit(good),
-        "own step": lambda: plain_lightning_estimator(place, train_minibatch_fn=print).fit(good),
-        "weights of losses": lambda: lightning_estimator(place, loss_weights=[1.0]).fit(good),
-        "parameter": lambda: torch_estimator(place, epoch=3),
-        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense(), num_proc=RANKS).fit(
+        "no store": lambda: torch_estimator(store_path).setStore(7).fit(good),
+        "no parquet": lambda: torch_estimator(store_path, store=Store.create(store_path + "/other")).fit_on_parquet(),
+        "slots": lambda: torch_estimator(store_path, backend=SparkBackend(30, start_timeout=1)).fit(good),
+        "own step": lambda: plain_lightning_estimator(store_path, train_minibatch_fn=print).fit(good),
+        "weights of losses": lambda: lightning_estimator(store_path, loss_weights=[1.0]).fit(good),
+        "parameter": lambda: torch_estimator(store_path, epoch=3),
+        "raises": lambda: torch_estimator(store_path, loss=lambda output, label: output.nonsense(), num_proc=RANKS).fit(
             good
         ),
     }
@@ -81,9 +81,9 @@ def bad_input(place: str) -> Any:
     return found
 
 
-def no_session(place: str) -> str:
+def no_session(store_path: str) -> str:
     """The last case: ends the session."""
-    estimator = torch_estimator(place)
+    estimator = torch_estimator(store_path)
     shut_down()
     cases.spark.stop()
     try:

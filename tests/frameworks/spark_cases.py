@@ -1,6 +1,6 @@
-# What the tests of farandole.spark do in a driver: each case gives plain data that the test judges.
+# What the tests of farandole.spark do in a driver: each case returns plain data that the test checks.
 # Touches the Spark session it is given, and processes of its own ranks.
-"""Functions for ranks are nested, so that they travel whole."""
+"""Functions for ranks are nested, so that cloudpickle sends their code to the ranks."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ def elastic(spark: Any, scratch: str, least: int, most: int) -> list[int]:
         elastic_counting.main()
         return own_os.getpid()
 
-    with open(Path(scratch) / "said", "w") as said:
+    with open(Path(scratch) / "output", "w") as output:
         return hvd_spark.run_elastic(
-            train, num_proc=most, min_num_proc=least, max_num_proc=most, stdout=said, stderr=said, start_timeout=60
+            train, num_proc=most, min_num_proc=least, max_num_proc=most, stdout=output, stderr=output, start_timeout=60
         )
 
 

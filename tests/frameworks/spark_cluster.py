@@ -1,4 +1,4 @@
-# A Spark application for tests, in a process of its own that runs the cases, and a standalone cluster to run it on.
+# A Spark application for tests, in a separate process that runs the cases, and a standalone cluster to run it on.
 # Touches processes that carry its mark, and a temporary directory.
 """`Application` in the test's process, `main()` in the other; they talk as those of ray_cluster.py do."""
 
@@ -64,7 +64,7 @@ class Application(Cluster):
             "PYTHONWARNINGS": "ignore",
             "TESTS_WITHOUT": "matplotlib jax",  # TensorFlow would import them
         }
-        self._said = open(self.home / "said", "w+b")  # noqa: SIM115
+        self._output_file = open(self.home / "output", "w+b")  # noqa: SIM115
         self._servers: list[subprocess.Popen[bytes]] = []
         begun: list[tuple[subprocess.Popen[bytes], Path, str]] = []
         try:
@@ -76,12 +76,12 @@ class Application(Cluster):
                 env=self.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._output_file,
                 cwd=self.home,
             )
             self._servers.append(self._process)
             for one in begun:  # while the driver starts as well
-                self._said_by(*one)
+                self._wait_for_line(*one)
             self.remote = self._answer()
         except BaseException:
             self._end_servers()
@@ -115,7 +115,7 @@ class Application(Cluster):
 
     def _cluster(self, workers: int) -> tuple[str, list[tuple[subprocess.Popen[bytes], Path, str]]]:
         """A master that runs, and workers that start."""
-        address = self._said_by(
+        address = self._wait_for_line(
             *self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
         )
         begun = []
@@ -136,19 +136,19 @@ class Application(Cluster):
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in MODULES]
         command = ["java", "-cp", f"{self.spark_home}/jars/*", "-Xmx512m", *opens, *properties]
         command += [f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        said = self.home / f"{name}{len(self._servers)}"
-        with open(said, "wb") as file:
+        log = self.home / f"{name}{len(self._servers)}"
+        with open(log, "wb") as file:
             started = subprocess.Popen(
                 [*command, *options], env=self.environment, stdout=file, stderr=file, cwd=self.home
             )
         self._servers.append(started)
-        return started, said, sign
+        return started, log, sign
 
-    def _said_by(self, started: subprocess.Popen[bytes], said: Path, sign: str) -> str:
-        """What it says when it is ready."""
+    def _wait_for_line(self, started: subprocess.Popen[bytes], log: Path, sign: str) -> str:
+        """The part of the log that shows that the server is ready."""
         deadline = time.monotonic() + 180
-        while not (found := re.search(sign, said.read_text())):
-            assert started.poll() is None and time.monotonic() < deadline, said.read_text()
+        while not (found := re.search(sign, log.read_text())):
+            assert started.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)  # sleep: between two looks
         return found.group()
 

@@ -17,17 +17,17 @@ def main() -> None:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
 
-    place = sys.argv[1]
+    folder = sys.argv[1]
     spark = SparkSession.builder.getOrCreate()
     cases.use(spark)
     keras = cases.keras_module()
-    estimator = cases.keras_estimator(f"{place}/store", num_proc=cases.RANKS)
+    estimator = cases.keras_estimator(f"{folder}/store", num_proc=cases.RANKS)
     fitted = Pipeline(stages=[cases.assembler(), estimator, cases.error_stage()]).fit(cases.rows())
     plain = cases.linear()
     by_hand = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    expected = cases.trained_without_spark(f"{place}/store", 2, plain, by_hand)
+    expected = cases.trained_without_spark(f"{folder}/store", 2, plain, by_hand)
     trained: Any = fitted.stages[1]
-    fitted.save(f"{place}/fitted")
+    fitted.save(f"{folder}/fitted")
     found = {
         "session": type(spark).__module__,
         "backend": keras.backend.backend() if keras.__name__ == "keras" else keras.__name__,
@@ -36,7 +36,7 @@ def main() -> None:
         "expected": expected,
         "history": sorted(trained.getHistory()),
         "by_hand": cases.model_outputs(plain),
-        **cases.loaded_pipeline_output(PipelineModel.load(f"{place}/fitted").transform(cases.rows())),
+        **cases.loaded_pipeline_output(PipelineModel.load(f"{folder}/fitted").transform(cases.rows())),
     }
     spark.stop()
     print(json.dumps(found))

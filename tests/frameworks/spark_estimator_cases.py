@@ -1,4 +1,4 @@
-# What the tests of Spark's estimators do in a driver: each case gives plain data that the test judges.
+# What the tests of Spark's estimators do in a driver: each case returns plain data that the test checks.
 # Touches Spark, the stores it is given, and the ranks that Spark runs.
 """Models and functions of users are nested, so that cloudpickle sends their code to the ranks."""
 
@@ -96,13 +96,13 @@ def error_stage() -> Any:
     return SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
 
 
-def common_parameters(place: str, **more: Any) -> dict[str, Any]:
+def common_parameters(store_path: str, **more: Any) -> dict[str, Any]:
     """Parameters of all estimators. With `num_proc` the fit starts its own ranks instead of the shared ones."""
     from farandole.spark.common.store import Store
 
     return {
         **({} if "num_proc" in more else {"backend": shared_ranks}),
-        "store": Store.create(place),
+        "store": Store.create(store_path),
         "feature_cols": ["features"],
         "label_cols": ["y"],
         "batch_size": 6,
@@ -114,14 +114,14 @@ def common_parameters(place: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def torch_estimator(place: str, **more: Any) -> Any:
+def torch_estimator(store_path: str, **more: Any) -> Any:
     import torch
 
     from farandole.spark.torch import TorchEstimator
 
     model = more.pop("model", None) or linear()
     made = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "loss": torch.nn.MSELoss(), **more}
-    return TorchEstimator(model=model, **common_parameters(place, **made))
+    return TorchEstimator(model=model, **common_parameters(store_path, **made))
 
 
 def epoch_recorder(folder: str, kind: str, name: str = "callback") -> Any:
@@ -186,37 +186,37 @@ def records(folder: str) -> list[str]:
     return sorted(one.name for one in Path(folder, "records").iterdir())
 
 
-def rank_readers(place: str, columns: list[str]) -> list[Any]:
+def rank_readers(store_path: str, columns: list[str]) -> list[Any]:
     """A reader for each rank: it gives the rows that this rank had in the last fit."""
     from farandole.spark.common.parquet import inspect
     from farandole.spark.common.reader import Reader
     from farandole.spark.common.store import Store
 
-    store = Store.create(place)
-    (path,) = [one for one in store.fs.ls(place, detail=False) if "train_data" in one]
+    store = Store.create(store_path)
+    (path,) = [one for one in store.fs.ls(store_path, detail=False) if "train_data" in one]
     data = inspect(store, path, columns)
     return [Reader(store, data, 6, rank, RANKS, 11) for rank in range(RANKS)]
 
 
-def written_labels(place: str, label: str = "y") -> list[list[float]]:
+def written_labels(store_path: str, label: str = "y") -> list[list[float]]:
     """The label's values in the rows that the last fit wrote: the training rows, and the validation rows."""
     from farandole.spark.common.parquet import inspect
     from farandole.spark.common.reader import Reader
     from farandole.spark.common.store import Store
 
-    store, found = Store.create(place), []
+    store, found = Store.create(store_path), []
     for purpose in ("train_data", "val_data"):
-        (path,) = [one for one in store.fs.ls(place, detail=False) if purpose in one]
+        (path,) = [one for one in store.fs.ls(store_path, detail=False) if purpose in one]
         data = Reader(store, inspect(store, path, [label]), 6, shuffle=False)
         found.append(sorted(float(one) for batch in data.epoch(0) for one in batch[label]))
     return found
 
 
-def trained_without_spark(place: str, epochs: int, model: Any, optimizer: Any) -> list[float]:
+def trained_without_spark(store_path: str, epochs: int, model: Any, optimizer: Any) -> list[float]:
     """Plain torch in this process, on the same rows in the same order: a step's gradient is the mean of the ranks'."""
     import torch
 
-    parts = rank_readers(place, ["features", "y"])
+    parts = rank_readers(store_path, ["features", "y"])
     for epoch in range(epochs):
         for batches in zip(*(part.epoch(epoch) for part in parts), strict=True):
             optimizer.zero_grad()
@@ -242,17 +242,17 @@ def loaded_pipeline_output(frame: Any) -> dict[str, Any]:
     return {"columns": frame.columns, "again": predictions(frame)}
 
 
-def fit_torch_in_pipeline(place: str, saved: str) -> Any:
+def fit_torch_in_pipeline(store_path: str, saved: str) -> Any:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.evaluation import RegressionEvaluator
 
     seen = torch.nn.functional.l1_loss
-    estimator = torch_estimator(place, num_proc=RANKS, validation="held", metrics=[seen], epochs=3)
+    estimator = torch_estimator(store_path, num_proc=RANKS, validation="held", metrics=[seen], epochs=3)
     fitted = Pipeline(stages=[assembler(), estimator, error_stage()]).fit(rows())
     model: Any = fitted.stages[1]
     plain = linear()
-    expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    expected = trained_without_spark(store_path, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")
     again = PipelineModel.load(f"{saved}/fitted")
     made = fitted.transform(rows())
@@ -264,7 +264,7 @@ def fit_torch_in_pipeline(place: str, saved: str) -> Any:
         "predicted": predictions(made),
         "again": predictions(again.transform(rows())),
         "by_hand": model_outputs(plain),
-        "written": written_labels(place),
+        "written": written_labels(store_path),
         "rows": [sorted(row["y"] for row in rows().collect() if row["held"] is held) for held in (False, True)],
         "rmse": RegressionEvaluator(labelCol="y", predictionCol="y__output").evaluate(made),
     }
@@ -278,7 +278,7 @@ def model_outputs(model: Any) -> list[float]:
         return [float(one) for one in model(torch.from_numpy(values[:, :4])).flatten()]
 
 
-def plain_lightning_estimator(place: str, **more: Any) -> Any:
+def plain_lightning_estimator(store_path: str, **more: Any) -> Any:
     """A torch module without training steps: the estimator adds them."""
     import torch
 
@@ -291,10 +291,12 @@ def plain_lightning_estimator(place: str, **more: Any) -> Any:
         "loss": torch.nn.MSELoss(),
         **more,
     }
-    return LightningEstimator(model=model, **common_parameters(place, metrics=[torch.nn.functional.l1_loss], **terms))
+    return LightningEstimator(
+        model=model, **common_parameters(store_path, metrics=[torch.nn.functional.l1_loss], **terms)
+    )
 
 
-def lightning_estimator(place: str, **more: Any) -> Any:
+def lightning_estimator(store_path: str, **more: Any) -> Any:
     import torch
     from lightning import pytorch as lightning
 
@@ -320,7 +322,7 @@ def lightning_estimator(place: str, **more: Any) -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
-    return LightningEstimator(model=Line(), **common_parameters(place, validation="held", **more))
+    return LightningEstimator(model=Line(), **common_parameters(store_path, validation="held", **more))
 
 
 def keras_module() -> Any:
@@ -328,7 +330,7 @@ def keras_module() -> Any:
     return importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
 
 
-def keras_estimator(place: str, **more: Any) -> Any:
+def keras_estimator(store_path: str, **more: Any) -> Any:
     keras = keras_module()
     from farandole.spark.keras import KerasEstimator
 
@@ -343,7 +345,7 @@ def keras_estimator(place: str, **more: Any) -> Any:
         "metrics": ["mae"],
         **more,
     }
-    return KerasEstimator(model=model, **common_parameters(place, **terms))
+    return KerasEstimator(model=model, **common_parameters(store_path, **terms))
 
 
 def weights_in_order(model: Any) -> list[float]:
@@ -356,7 +358,7 @@ def weights_in_order(model: Any) -> list[float]:
 ESTIMATORS = {"lightning": lightning_estimator, "keras": keras_estimator, "plain": plain_lightning_estimator}
 
 
-def fit_in_pipeline(place: str, saved: str, kind: str) -> Any:
+def fit_in_pipeline(store_path: str, saved: str, kind: str) -> Any:
     """A fit of two epochs; the pipeline is then saved and loaded."""
     import torch
     from pyspark.ml import Pipeline, PipelineModel
@@ -365,11 +367,11 @@ def fit_in_pipeline(place: str, saved: str, kind: str) -> Any:
         "keras": lambda: {"checkpoint_callback": epoch_recorder(saved, kind, "saved")},
         "lightning": lambda: {"gradient_compression": recording_compression(saved)},
     }[kind]()
-    estimator = ESTIMATORS[kind](place, callbacks=[epoch_recorder(saved, kind)], **more)
+    estimator = ESTIMATORS[kind](store_path, callbacks=[epoch_recorder(saved, kind)], **more)
     fitted = Pipeline(stages=[assembler(), estimator, error_stage()]).fit(rows())
     model: Any = fitted.stages[1]
     plain = linear()
-    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    expected = trained_without_spark(store_path, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")
     return {
         "weights": weights_in_order(model.getModel()),
@@ -381,16 +383,16 @@ def fit_in_pipeline(place: str, saved: str, kind: str) -> Any:
     }
 
 
-def resumed_fit(place: str, kind: str) -> Any:
+def resumed_fit(store_path: str, kind: str) -> Any:
     """A fit of one epoch, and a second fit that resumes this run. The data is written once."""
     import torch
 
     frame = assembler().transform(rows())
-    estimator = ESTIMATORS[kind](place, run_id="walk")
+    estimator = ESTIMATORS[kind](store_path, run_id="walk")
     first = estimator.fit(frame, {estimator.epochs: 1})
     second = estimator.fit(frame)
     plain = linear()
-    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    expected = trained_without_spark(store_path, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     return {
         "weights": weights_in_order(second.getModel()),
         "expected": expected,
@@ -398,7 +400,7 @@ def resumed_fit(place: str, kind: str) -> Any:
     }
 
 
-def resumed_fit_on_parquet(place: str, saved: str) -> Any:
+def resumed_fit_on_parquet(store_path: str, saved: str) -> Any:
     """Vectors as Spark itself writes them, dense and sparse; an estimator that was saved; a run that is resumed."""
     import torch
     from pyspark.ml.linalg import Vectors
@@ -412,14 +414,14 @@ def resumed_fit_on_parquet(place: str, saved: str) -> Any:
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
     estimator = torch_estimator(
-        place, num_proc=RANKS, run_id="walk", epochs=1, callbacks=[epoch_recorder(saved, "torch")]
+        store_path, num_proc=RANKS, run_id="walk", epochs=1, callbacks=[epoch_recorder(saved, "torch")]
     )
     frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
     estimator.save(f"{saved}/estimator")
     loaded = TorchEstimator.load(f"{saved}/estimator")
     first = loaded.fit_on_parquet()
     second = loaded.fit_on_parquet({loaded.epochs: 3})
-    expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    expected = trained_without_spark(store_path, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     store = estimator.getStore()
     return {
         "same": [loaded.uid == estimator.uid, loaded.getEpochs(), loaded.getFeatureCols(), loaded.getNumProc()],
@@ -436,7 +438,7 @@ def resumed_fit_on_parquet(place: str, saved: str) -> Any:
     }
 
 
-def several_outputs(place: str) -> Any:
+def several_outputs(store_path: str) -> Any:
     """Two labels, weights of losses and samples, arrays with nulls, a transformation, categorical columns."""
     import torch
 
@@ -458,7 +460,7 @@ def several_outputs(place: str) -> Any:
     frame = spark.createDataFrame(data, "x array<double>, k int, y double, kind double, weight double")
     model = Two()
     estimator = torch_estimator(
-        place,
+        store_path,
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         feature_cols=["x", "k"],
@@ -477,7 +479,7 @@ def several_outputs(place: str) -> Any:
     return {
         "losses": [one["train"]["loss"] for one in history],
         "validated": [one["validation"]["loss"] for one in history],
-        "written": written_labels(place),
+        "written": written_labels(store_path),
         "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
         "rows": len(made),
     }

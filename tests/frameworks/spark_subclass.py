@@ -129,7 +129,7 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
         return found.withColumn(self.getOrDefault("prediction_col"), chosen(self.getOutputCols()[0]))
 
 
-def fit_subclass(place: str, saved: str) -> Any:
+def fit_subclass(store_path: str, saved: str) -> Any:
     """Fits an estimator and a model that derive from ours, on a column of bytes."""
     draw = np.random.default_rng(3).integers(0, 256, (24, 4)).astype(np.uint8)
     draw[:, 0] = np.arange(24) % 2 * 255  # the first two pixels show the class
@@ -137,7 +137,7 @@ def fit_subclass(place: str, saved: str) -> Any:
     data = [(bytearray(picture.tobytes()), float(picture[0] > picture[1])) for picture in draw]
     frame = cases.spark.createDataFrame(data, "file binary, kind double").coalesce(1)
     estimator = Pictures(
-        classes=2, picture_col="file", label_cols=["kind"], store=Store.create(place), epochs=8, random_seed=1,
+        classes=2, picture_col="file", label_cols=["kind"], store=Store.create(store_path), epochs=8, random_seed=1,
         verbose=0, backend=cases.shared_ranks,
     )  # fmt: skip
     fitted = estimator.fit(frame)

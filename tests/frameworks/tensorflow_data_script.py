@@ -1,4 +1,4 @@
-# A training script with the data service, as Horovod's users have it; the compute job runs beside it.
+# A training script with the data service, as Horovod's users have it; the compute job runs at the same time.
 # Touches horovod.tensorflow.data as they know it.
 """Prints which elements this job got, over all ranks; ends the compute job."""
 
@@ -15,7 +15,7 @@ config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
 dataset = tf.data.Dataset.range(60).map(lambda x: x * x)
 if config.dispatcher_side == "compute":
     shared = dataset.send_to_data_service(config, rank, size, reuse_dataset=True)
-    mine = [int(x) for x in shared]  # the ranks share one pass
+    local = [int(x) for x in shared]  # the ranks share one pass
     turns = dataset.repeat().batch(2).send_to_data_service(config, rank, size, reuse_dataset=True, round_robin=True)
     assert len(list(turns.take(4))) == 4
     try:
@@ -28,8 +28,8 @@ else:
     except RuntimeError as error:
         assert "tf_data_service" in str(error)
     with tf_data_service(config, rank) as address:
-        mine = [int(x) for x in dataset.apply(tf.data.experimental.service.distribute("parallel_epochs", address))]
-everyones = hvd.allgather_object(mine)
+        local = [int(x) for x in dataset.apply(tf.data.experimental.service.distribute("parallel_epochs", address))]
+everyones = hvd.allgather_object(local)
 if rank == 0:
     config.compute_client(verbose=2).shutdown()
     found = sorted(x for part in everyones for x in part)

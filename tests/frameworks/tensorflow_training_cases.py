@@ -276,11 +276,11 @@ def any_order(
     def node(place: int) -> Any:
         return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
 
-    mine = list(range(64))
-    random.Random(rank).shuffle(mine)
-    step = stepper(node, mine)
+    local = list(range(64))
+    random.Random(rank).shuffle(local)
+    step = stepper(node, local)
     for _ in range(steps):
-        for place, value in zip(mine, step(), strict=True):
+        for place, value in zip(local, step(), strict=True):
             assert float(value) == place * size * (size + 1) / 2, (place, value)
 
 
@@ -288,20 +288,20 @@ def any_order(
 def eager_collectives_in_any_order(b: Any, rank: int, size: int) -> None:
     if hvd.compiled.library() is not None:  # once is enough: eager tensors have one way
         with ThreadPoolExecutor(64) as threads:  # who asks waits
-            any_order(rank, size, lambda node, mine: lambda: list(threads.map(node, mine)), SLOW_STEPS)
+            any_order(rank, size, lambda node, local: lambda: list(threads.map(node, local)), SLOW_STEPS)
 
 
 @case()
 def collectives_of_a_function_in_any_order(b: Any, rank: int, size: int) -> None:
     """On two threads of TensorFlow (see the end of this file)."""
     steps = MANY_STEPS if hvd.compiled.library() is not None else SLOW_STEPS
-    any_order(rank, size, lambda node, mine: tf.function(lambda: [node(one) for one in mine], autograph=False), steps)
+    any_order(rank, size, lambda node, local: tf.function(lambda: [node(one) for one in local], autograph=False), steps)
 
 
 @case()
 def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
-    def stepper(node: Callable[[int], Any], mine: list[int]) -> Callable[[], Any]:
-        nodes = [node(one) for one in mine]
+    def stepper(node: Callable[[int], Any], local: list[int]) -> Callable[[], Any]:
+        nodes = [node(one) for one in local]
         return lambda: session.run(nodes)
 
     two = V1.ConfigProto(inter_op_parallelism_threads=2)
@@ -321,7 +321,7 @@ def barriers_inside_functions(b: Any, rank: int, size: int) -> None:
 
     for late in range(size):
         if rank == late:
-            time.sleep(0.1)  # sleep: whoever does not wait for this rank is gone by then
+            time.sleep(0.1)  # sleep: a rank that does not wait for this one has gone on by then
         came, went, result = step()
         times = hvd.allgather_object((float(came), float(went)))
         assert max(one for one, _ in times) <= min(other for _, other in times), times
@@ -458,13 +458,13 @@ def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
     import farandole.torch as hvt
 
     results: list[Any] = []
-    beside = threading.Thread(
+    thread = threading.Thread(
         target=lambda: results.extend(hvt.allreduce(torch.ones(3), op=hvt.Sum, name="both").tolist() for _ in range(9))
     )
-    beside.start()
+    thread.start()
     doubled = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="both"))
     found = [doubled(tf.ones(3)).numpy().tolist() for _ in range(9)]
-    beside.join()
+    thread.join()
     assert found == results == [[size] * 3] * 9
     # Without names, in another order on each rank.
     plain = threading.Thread(target=lambda: results.extend(hvt.allreduce(torch.ones(2), op=hvt.Sum) for _ in range(9)))

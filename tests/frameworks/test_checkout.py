@@ -76,7 +76,7 @@ def test_torch_knows_the_backend(tmp_path: Path) -> None:
     assert sorted(output.splitlines()) == [f"{rank} of 2: [3.0, 3.0, 3.0, 3.0]" for rank in range(2)]
 
 
-def test_lightning_knows_the_strategy(tmp_path: Path) -> None:
+def test_lightning_finds_the_strategy_by_its_name(tmp_path: Path) -> None:
     pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
     output = launch(FIT, tmp_path)
     lines = sorted(line for line in output.splitlines() if " of 2: " in line)

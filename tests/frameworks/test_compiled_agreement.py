@@ -71,8 +71,8 @@ def test_one_rank_without_a_compiler(tmp_path: Path) -> None:
     assert [[turn["compiled"] for turn in turns] for turns in found] == [[[False] * 2, [False] * 2, [True] * 2]] * 2
     for turns, reason in zip(found, ("another rank has none", "there is no C++ compiler (c++ or g++)"), strict=True):
         frameworks = ("tensorflow", "jax")
-        words = " uses callbacks of Python instead of compiled operations: "
-        assert turns[0]["said"] == [f"{name}{words}{reason}" for name in frameworks]
-        words = "_OPS=compiled, but the operations are not there: "
-        assert turns[1]["refused"] == [f"FARANDOLE_{name.upper()}{words}{reason}" for name in frameworks]
+        message = " uses callbacks of Python instead of compiled operations: "
+        assert turns[0]["said"] == [f"{name}{message}{reason}" for name in frameworks]
+        message = "_OPS=compiled, but the compiled operations cannot be used: "
+        assert turns[1]["refused"] == [f"FARANDOLE_{name.upper()}{message}{reason}" for name in frameworks]
         assert turns[2]["said"] == turns[2]["refused"] == []

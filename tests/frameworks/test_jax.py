@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from battery.run import judge, judge_all
+from battery.run import check_all, check_case
 from tensorflow_jobs import CACHE, ENVIRONMENT, results
 
 pytestmark = [
@@ -37,7 +37,7 @@ FORMS = ["eager", "jit/compiled", "jit/callback"]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_battery(ranks: int) -> None:
-    judge_all(results("jax_binding.py", ranks, *FORMS, **JAX), ranks, FORMS, 35)
+    check_all(results("jax_binding.py", ranks, *FORMS, **JAX), ranks, FORMS, 35)
 
 
 @pytest.mark.timeout(300)
@@ -48,14 +48,14 @@ def test_training(way: str, ranks: int) -> None:
     found = results("jax_cases.py", ranks, "training", **JAX, FARANDOLE_JAX_OPS=way)
     assert len(found) == 11
     for name in found:
-        judge(found, name, ranks)
+        check_case(found, name, ranks)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["compiled", "callback"])
 def test_collectives_become_ready_in_any_order(way: str) -> None:
     found = results("jax_cases.py", 2, "order", **JAX, FARANDOLE_JAX_OPS=way)
-    judge(found, "collectives in any order", 2)
+    check_case(found, "collectives in any order", 2)
 
 
 KILLED = """
@@ -119,7 +119,7 @@ def test_trees_of_others_and_numbers_that_jax_would_narrow() -> None:
 def test_missing_and_old_requirements_are_named() -> None:
     alone = "import sys, farandole; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", alone], check=True, timeout=30, env=ENVIRONMENT)
-    for change, words in (
+    for change, message in (
         ("sys.modules['jax'] = None", "not installed: pip install 'farandole[jax]'"),
         ("import jax; jax.__version__ = '0.4.30'", "this is 0.4.30: pip install --upgrade jax"),
     ):
@@ -128,15 +128,15 @@ def test_missing_and_old_requirements_are_named() -> None:
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
         )
-        assert done.returncode == 1 and "ImportError" in done.stderr and words in done.stderr, done.stderr
+        assert done.returncode == 1 and "ImportError" in done.stderr and message in done.stderr, done.stderr
 
 
-def launched(script: Path, place: str, *options: str) -> str:
+def launched(script: Path, folder: str, *options: str) -> str:
     """What a script printed under horovodrun, in the folder `place`."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **ENVIRONMENT, "JAX_PLATFORMS": "cpu", "TMPDIR": place, "TESTS_WITHOUT": ""}
+    environment = {**os.environ, **ENVIRONMENT, "JAX_PLATFORMS": "cpu", "TMPDIR": folder, "TESTS_WITHOUT": ""}
     command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(script), *options]
-    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -147,16 +147,16 @@ def test_examples(kind: str) -> None:
     for module in ("sklearn", "optax", kind):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    with tempfile.TemporaryDirectory() as place:
-        said = launched(ROOT / "examples" / f"{kind}_digits.py", place, "--epochs", "3")
-    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
+    with tempfile.TemporaryDirectory() as folder:
+        output = launched(ROOT / "examples" / f"{kind}_digits.py", folder, "--epochs", "3")
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", output)  # one rank speaks
     assert float(accuracy) > 60
 
 
 @pytest.mark.timeout(300)
 def test_the_code_of_the_page() -> None:
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "jax.md").read_text(), flags=re.DOTALL)[0]
-    with tempfile.TemporaryDirectory() as place:
-        script = Path(place, "train.py")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
         script.write_text(code)
-        assert "loss below 0.01: True" in launched(script, place)
+        assert "loss below 0.01: True" in launched(script, folder)

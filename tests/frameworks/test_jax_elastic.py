@@ -40,7 +40,7 @@ def test_training_goes_on_after_a_kill(mode: str, first: str, later: str, victim
         again = run.until(lambda last: last["size"] == 2 and last["generation"] > now["generation"], START_S)
         assert set(now["pids"]) & set(again["pids"]) == {now["pids"][1 - victim]}
         run.until(lambda last: last["step"] > again["step"] + 20, START_S)
-        assert run.finish(START_S) == 0, run.words()
+        assert run.finish(START_S) == 0, run.output()
         results = run.results()
     assert len(results) == 2
     for one in results:

@@ -1,5 +1,5 @@
 # Keras on its backends, and tf_keras: training, callbacks, files; scripts as Horovod's users have them.
-# Touches keras_cases.py, the scripts beside it and the launcher.
+# Touches keras_cases.py, the scripts of this folder and the launcher.
 """One job per backend; the scripts run unchanged under horovodrun."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from battery.run import judge
+from battery.run import check_case
 from tensorflow_jobs import CACHE, ENVIRONMENT, TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -41,15 +41,15 @@ def test_cases(backend: str) -> None:
     found = results("keras_cases.py", 2, **(ENVIRONMENT if backend == "jax" else TENSORFLOW), **BACKENDS[backend])
     assert len(found) == 11
     for name in found:
-        judge(found, name, 2)
+        check_case(found, name, 2)
 
 
-def launched(script: Path, place: str, *options: str, legacy: str = "0", **more: str) -> str:
+def launched(script: Path, folder: str, *options: str, legacy: str = "0", **more: str) -> str:
     """What a script printed under horovodrun, in the folder `place`."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **TENSORFLOW, "TF_USE_LEGACY_KERAS": legacy, "TMPDIR": place, **more}
+    environment = {**os.environ, **TENSORFLOW, "TF_USE_LEGACY_KERAS": legacy, "TMPDIR": folder, **more}
     command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(script), *options]
-    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -61,11 +61,11 @@ def launched(script: Path, place: str, *options: str, legacy: str = "0", **more:
     [("horovod_tf2_script.py", "0"), ("horovod_tf_keras_script.py", "1"), ("horovod_keras_script.py", "0")],
 )
 def test_scripts_for_horovod(script: str, legacy: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        said = launched(HERE / script, place, legacy=legacy)
-        assert any("checkpoint" in name for name in os.listdir(place))
-    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)", said)
-    assert float(accuracy) > 0.8, said[-2000:]
+    with tempfile.TemporaryDirectory() as folder:
+        output = launched(HERE / script, folder, legacy=legacy)
+        assert any("checkpoint" in name for name in os.listdir(folder))
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)", output)
+    assert float(accuracy) > 0.8, output[-2000:]
 
 
 @needs_tensorflow
@@ -75,10 +75,12 @@ def test_examples(kind: str) -> None:
     if importlib.util.find_spec("sklearn") is None:  # not imported here: it changes the environment
         pytest.skip("scikit-learn is not installed")
     script = EXAMPLES / f"{kind}_digits.py"
-    with tempfile.TemporaryDirectory() as place:
-        said = launched(script, place, "--epochs", "3", "--save", "digits.keras", TESTS_WITHOUT="matplotlib pandas jax")
-        assert "digits.keras" in os.listdir(place)
-    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
+    with tempfile.TemporaryDirectory() as folder:
+        output = launched(
+            script, folder, "--epochs", "3", "--save", "digits.keras", TESTS_WITHOUT="matplotlib pandas jax"
+        )
+        assert "digits.keras" in os.listdir(folder)
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", output)  # one rank speaks
     assert float(accuracy) > 60
 
 
@@ -87,7 +89,7 @@ def test_examples(kind: str) -> None:
 @pytest.mark.parametrize("page", ["keras.md", "tensorflow.md"])
 def test_the_code_of_the_pages(page: str) -> None:
     code = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)[0]
-    with tempfile.TemporaryDirectory() as place:
-        script = Path(place, "train.py")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
         script.write_text(code)
-        assert "loss below 0.01: True" in launched(script, place)
+        assert "loss below 0.01: True" in launched(script, folder)

@@ -35,9 +35,9 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def said(words: list[str], environment: dict[str, str], code: int = 0) -> str:
+def output_of(arguments: list[str], environment: dict[str, str], code: int = 0) -> str:
     done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, timeout=180, cwd=environment["TMPDIR"]
+        arguments, env=environment, capture_output=True, text=True, timeout=180, cwd=environment["TMPDIR"]
     )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-5000:]
     return done.stdout + done.stderr
@@ -50,7 +50,7 @@ def accuracies(text: str) -> list[float]:
 @pytest.mark.parametrize("ranks", ["2", pytest.param("4", marks=pytest.mark.nightly)])
 def test_a_script_starts_its_own_ranks(installed: dict[str, str], ranks: str) -> None:
     """The process that the user started trains nothing; it has the results of rank 0."""
-    text = said([sys.executable, DIGITS, "--epochs", "4", "--devices", ranks], installed)
+    text = output_of([sys.executable, DIGITS, "--epochs", "4", "--devices", ranks], installed)
     [accuracy] = accuracies(text)
     assert accuracy > 70, text
 
@@ -58,15 +58,15 @@ def test_a_script_starts_its_own_ranks(installed: dict[str, str], ranks: str) ->
 @pytest.mark.parametrize("launcher", ["horovodrun", "openmpi", "torchrun"])
 def test_under_a_launcher_lightning_starts_no_ranks(installed: dict[str, str], launcher: str) -> None:
     """devices=2 in the script, and 2 ranks in total."""
-    words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
+    arguments = [sys.executable, "-m", "farandole", "run", "-np", "2"]
     if launcher == "openmpi":
         if shutil.which("mpirun.openmpi") is None:
             pytest.skip("mpirun.openmpi is not installed (Debian's package openmpi-bin)")
-        words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    words.append(sys.executable)
+        arguments = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    arguments.append(sys.executable)
     if launcher == "torchrun":
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    [accuracy] = accuracies(said([*words, DIGITS, "--epochs", "2"], installed))
+        arguments = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    [accuracy] = accuracies(output_of([*arguments, DIGITS, "--epochs", "2"], installed))
     assert accuracy > 70
 
 
@@ -104,7 +104,7 @@ print("".join(output.get("text", "") for output in book.cells[0].outputs))
 
 def test_a_notebook_starts_its_own_ranks(installed: dict[str, str]) -> None:
     pytest.importorskip("nbclient")
-    text = said([sys.executable, "-c", NOTEBOOK], installed)
+    text = output_of([sys.executable, "-c", NOTEBOOK], installed)
     assert "ranks 2.0 steps 8" in text and "learned True" in text, text
 
 
@@ -130,7 +130,7 @@ def test_fabric_starts_its_own_ranks(installed: dict[str, str], tmp_path: Path) 
     """With a function, and as scripts do it: everything after launch() runs in the ranks."""
     script = tmp_path / "train.py"
     script.write_text(FABRIC)
-    text = said([sys.executable, str(script)], installed)
+    text = output_of([sys.executable, str(script)], installed)
     assert text.count("got (2, [[2.0, 2.0]])") == 1
     assert sorted(re.findall(r"rank \d .*", text)) == [f"rank {rank} (2, [[2.0, 2.0]])" for rank in range(2)]
 
@@ -166,11 +166,11 @@ except ModuleNotFoundError as error:
 
 
 def test_names_are_known_without_an_import(installed: dict[str, str]) -> None:
-    assert "fine" in said([sys.executable, "-W", "error::UserWarning:farandole", "-c", LAZY], installed)
+    assert "fine" in output_of([sys.executable, "-W", "error::UserWarning:farandole", "-c", LAZY], installed)
 
 
 def test_lightning_that_is_not_installed_is_an_error(installed: dict[str, str]) -> None:
-    text = said([sys.executable, "-c", MISSING], installed)
+    text = output_of([sys.executable, "-c", MISSING], installed)
     assert "farandole.lightning needs lightning.pytorch, which is not installed: pip install" in text
 
 
@@ -179,7 +179,7 @@ def test_an_old_lightning_is_refused(installed: dict[str, str], tmp_path: Path) 
         (tmp_path / "site" / place).mkdir()
         (tmp_path / "site" / place / "__init__.py").write_text('__version__ = "2.1.4"\n')
     environment = {**installed, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT / 'src'}"}
-    text = said([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
+    text = output_of([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
     assert "lightning.pytorch is version 2.1.4; farandole.lightning needs 2.6 or newer" in text
 
 
@@ -190,7 +190,7 @@ RUNS = {  # its module; what one run leaves, the files of a metric
 }
 
 
-def test_loggers_of_somebody_elses_have_one_run(installed: dict[str, str], tmp_path: Path) -> None:
+def test_loggers_of_other_packages_write_one_run(installed: dict[str, str], tmp_path: Path) -> None:
     """Offline or to a file: two ranks, one run, that of rank 0. Lightning 2.6 has no logger for Neptune any more."""
     there = [name for name, (module, _) in RUNS.items() if importlib.util.find_spec(module) is not None]
     if not there:
@@ -198,7 +198,7 @@ def test_loggers_of_somebody_elses_have_one_run(installed: dict[str, str], tmp_p
     environment = {**installed, "SCRATCH": str(tmp_path), "LOGGERS": " ".join(there), "HOME": str(tmp_path)}
     environment |= {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "COMET_START_ONLINE": "0"}
     job = str(ROOT / "tests" / "frameworks" / "lightning_loggers_job.py")
-    said([sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, job], environment)
+    output_of([sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, job], environment)
     for name in there:
         [run] = tmp_path.glob(RUNS[name][1])
         assert run.stat().st_size > 20, name
@@ -217,7 +217,7 @@ def test_a_stack_from_a_file(installed: dict[str, str], tmp_path: Path, communic
     )
     (tmp_path / "stack.yaml").write_text(logged)
     environment = {**installed, "GLOO_SOCKET_IFNAME": "lo"}
-    said([sys.executable, "-m", "farandole", "fit", str(tmp_path / "stack.yaml")], environment)
+    output_of([sys.executable, "-m", "farandole", "fit", str(tmp_path / "stack.yaml")], environment)
     [table] = (tmp_path / "logs").rglob("metrics.csv")
     header, *rows = table.read_text().splitlines()
     index = header.split(",").index("accuracy")
@@ -248,7 +248,7 @@ def test_after_the_trainer_has_started_ranks_its_properties_are_those_after_ddp_
     found = {}
     for strategy in ("ddp_spawn", "farandole", "object"):
         folder = Path(installed["TMPDIR"]) / strategy
-        text = said([sys.executable, job, strategy, str(folder)], installed)
+        text = output_of([sys.executable, job, strategy, str(folder)], installed)
         [line] = [line for line in text.splitlines() if line.startswith("said ")]
         found[strategy] = json.loads(line[5:])
         found[strategy].pop("pid")

@@ -51,11 +51,11 @@ def run(tmp_path: Path, script: str, ranks: int = 2, **more: str) -> str:
 
 @pytest.mark.ranks
 def test_no_rank_calls_init(tmp_path: Path) -> None:
-    said = run(tmp_path, ALONE)
+    output = run(tmp_path, ALONE)
     during = "this process is rank 0 of 2 and trains, but it has not called init()"
-    assert said.count(during) == said.count("has not called init()") == 1, said
-    assert said.count("farandole: no rank has called init(), so each has trained a model of its own") == 1, said
-    assert "import farandole.torch as hvd; hvd.init()" in said
+    assert output.count(during) == output.count("has not called init()") == 1, output
+    assert output.count("farandole: no rank has called init(), so each has trained a model of its own") == 1, output
+    assert "import farandole.torch as hvd; hvd.init()" in output
 
 
 @pytest.mark.ranks
@@ -69,15 +69,17 @@ def test_no_rank_calls_init(tmp_path: Path) -> None:
     ],
     ids=["no training", "torch.distributed trains", "one rank", "switched off"],
 )
-def test_jobs_that_need_no_init(tmp_path: Path, script: str, ranks: int, hints: str) -> None:
+def test_commands_that_do_not_call_init(tmp_path: Path, script: str, ranks: int, hints: str) -> None:
     assert "init()" not in run(tmp_path, script, ranks, FARANDOLE_HINTS=hints)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("ending", ["", "\nhvd.shutdown()"], ids=["at exit", "at shutdown"])
 def test_nothing_is_reduced(tmp_path: Path, ending: str) -> None:
-    said = run(tmp_path, JOINED + BROADCAST + "train(150)" + AVERAGE + ending)
-    assert said.count("the optimizer of rank 0 has stepped 150 times") == said.count("reduced no gradients") == 1, said
+    output = run(tmp_path, JOINED + BROADCAST + "train(150)" + AVERAGE + ending)
+    assert output.count("the optimizer of rank 0 has stepped 150 times") == output.count("reduced no gradients") == 1, (
+        output
+    )
 
 
 @pytest.mark.ranks
@@ -96,7 +98,7 @@ def test_nothing_is_reduced(tmp_path: Path, ending: str) -> None:
         "no training",
     ],
 )
-def test_jobs_that_reduce_what_they_want(tmp_path: Path, script: str) -> None:
+def test_jobs_that_call_reductions_themselves_get_no_warning(tmp_path: Path, script: str) -> None:
     assert "reduced no gradients" not in run(tmp_path, script)
 
 

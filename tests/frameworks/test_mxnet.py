@@ -15,7 +15,7 @@ from typing import Any
 
 import jobs
 import pytest
-from battery.run import judge, judge_all
+from battery.run import check_all, check_case
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -68,7 +68,7 @@ def results(program: str, ranks: int, *arguments: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_battery(ranks: int) -> None:
     forms = ["nd", "np"]
-    judge_all(results("mxnet_binding.py", ranks, *forms), ranks, forms, 40)
+    check_all(results("mxnet_binding.py", ranks, *forms), ranks, forms, 40)
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (3, CASES[:5])], ids=["2 ranks", "3 ranks"])
@@ -76,7 +76,7 @@ def test_cases_only_for_mxnet(ranks: int, cases: list[str]) -> None:
     assert len(CASES) > 7
     found = results("mxnet_cases.py", ranks, *cases)
     for name in cases:
-        judge(found, name, ranks)
+        check_case(found, name, ranks)
 
 
 def test_a_killed_rank_raises_on_the_others() -> None:
@@ -92,7 +92,7 @@ def run_python(program: str, interpreter: str | Path = PYTHON) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **ENVIRONMENT})
 
 
-def test_every_name_of_horovod_is_there() -> None:
+def test_every_name_of_horovod_exists() -> None:
     done = run_python(
         "import horovod.mxnet as hvd, farandole.mxnet, horovod.mxnet.mpi_ops, horovod.mxnet.compression\n"
         f"import sys; assert hvd is farandole.mxnet and 'torch' not in sys.modules\n"
@@ -131,9 +131,9 @@ def test_the_example_runs_with_and_without_a_launcher() -> None:
     script = ROOT / "examples" / "mxnet_digits.py"
     with tempfile.TemporaryDirectory() as folder:
         # In 25 runs of 8 epochs the worst accuracy was 90%; in 40 runs of 3 epochs one had 67%.
-        said = run_with_launcher(script, folder, "--epochs", "8", "--save", "digits.params")
+        printed = run_with_launcher(script, folder, "--epochs", "8", "--save", "digits.params")
         assert "digits.params" in os.listdir(folder)
-    assert float(re.findall(r"accuracy ([\d.]+)%", said)[0]) > 80
+    assert float(re.findall(r"accuracy ([\d.]+)%", printed)[0]) > 80
     done = run_python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{script.read_text()}")
     assert "accuracy" in done.stdout, done.stderr
 

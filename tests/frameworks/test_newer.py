@@ -23,7 +23,7 @@ GROUP = """
 import torch.distributed as dist, farandole.torch.distributed
 dist.init_process_group("farandole")
 dist.new_group([0, 1])
-dist.barrier()  # rank 0 has torch's store: nobody may need it any more when it leaves
+dist.barrier()  # rank 0 has torch's store: no rank may need it any more when rank 0 leaves
 dist.destroy_process_group()
 """
 TRAINER = "lightning.Trainer(strategy='farandole', accelerator='cpu', logger=False, devices=1)"
@@ -58,8 +58,8 @@ def program(names: list[str], text: str) -> list[str]:
     return [sys.executable, "-c", newer + text]
 
 
-def lines(names: list[str], said: str) -> list[int]:
-    return [said.count(tested.line(name, "99.1.0")) for name in names]
+def lines(names: list[str], printed: str) -> list[int]:
+    return [printed.count(tested.newer_warning(name, "99.1.0")) for name in names]
 
 
 @pytest.mark.parametrize("names, text", RANKS.values(), ids=RANKS)

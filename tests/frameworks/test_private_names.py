@@ -50,7 +50,7 @@ def test_without_each_name_of(framework: str) -> None:
     assert found
     for path, (announced, result) in found.items():
         assert "code" not in result, f"without {path} the process ended with {result['code']}: {done.stderr[-4000:]}"
-        expected = "ImportError: farandole.jax does not know JAX" if framework == "jax" else ""
+        expected = "ImportError: farandole.jax does not support JAX" if framework == "jax" else ""
         assert result["raised"].startswith(expected) and bool(result["raised"]) == bool(expected), (path, result)
         quiet = "there is no such recorder" in announced  # releases before it have none
         assert quiet or [announced in line for line in result["warned"]] == [True], (path, result)
@@ -66,7 +66,7 @@ def test_without_any_name_of(framework: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["_AcceleratorConnector", "_choose_and_init_cluster_environment"])
-def test_a_lightning_whose_connector_is_another(missing: str) -> None:
+def test_a_lightning_with_another_connector(missing: str) -> None:
     class Connector:
         pass
 
@@ -138,7 +138,7 @@ def used(tree: ast.Module) -> Iterator[str]:
         yield from filter(is_private, words)
 
 
-def strangers(sources: dict[str, str]) -> list[str]:
+def undeclared_private_names(sources: dict[str, str]) -> list[str]:
     """Private names in these files (by their paths) that none of our own classes and modules of the room defines."""
     trees = {path: ast.parse(text) for path, text in sources.items() if not path.startswith("bindings/private/")}
     ours: dict[str, set[str]] = {}
@@ -157,7 +157,7 @@ def strangers(sources: dict[str, str]) -> list[str]:
 def test_private_names_are_used_in_one_place() -> None:
     package = SOURCE / "farandole"
     sources = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
-    assert strangers(sources) == sorted(ALLOWED)
+    assert undeclared_private_names(sources) == sorted(ALLOWED)
 
 
 def test_missing_private_names_are_reported() -> None:
@@ -171,7 +171,7 @@ class Ours:
 from torch._inner import _imported
 """
     names = ("_asked", "_declared", "_foreach_copy_", "_imported", "_inner", "_theirs")
-    assert strangers({"torch/one.py": text}) == [f"torch/one.py: {name}" for name in names]
+    assert undeclared_private_names({"torch/one.py": text}) == [f"torch/one.py: {name}" for name in names]
 
 
 def test_what_the_import_of_torch_runs_is_short() -> None:

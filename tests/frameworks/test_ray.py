@@ -53,7 +53,7 @@ def test_a_function_that_raises_and_an_actor_that_dies(cluster: Cluster) -> None
 
 def test_more_workers_than_there_is_room_for(cluster: Cluster) -> None:
     many, hosts, gpus, elastic, free = cluster.ask("too_many")
-    assert "no room for 50 workers within 1 s" in many
+    assert "no free resources for 50 workers within 1 s" in many
     assert "50 CPU are needed, the cluster has 4, 4 are free" in many
     assert "9 nodes with 1 CPU are needed, there are 1" in hosts
     assert "64 GPU are needed, the cluster has 4" in gpus and "no node has 1 CPU and 64 GPU" in gpus
@@ -120,7 +120,7 @@ def fresh(code: str, *options: str, path: str = "") -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_ray_that_is_too_old(tmp_path: Path) -> None:
+def test_an_old_ray_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ray-2.9.3.dist-info").mkdir()
     (tmp_path / "ray-2.9.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.9.3\n")
     output = fresh("import farandole.ray", path=str(tmp_path)).stderr
@@ -137,7 +137,9 @@ def test_no_ray(tmp_path: Path) -> None:
             (tmp_path / entry.name).symlink_to(entry)
     for name in ("farandole", "horovod"):
         output = fresh(f"import {name}.ray", "-S", path=str(tmp_path)).stderr
-        assert output.endswith("needs Ray 2.60 or newer, and there is none: pip install 'farandole[ray]'\n"), output
+        assert output.endswith("needs Ray 2.60 or newer, and it is not installed: pip install 'farandole[ray]'\n"), (
+            output
+        )
 
 
 def test_the_names_of_rays_own_module(cluster: Cluster) -> None:

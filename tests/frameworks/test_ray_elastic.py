@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from elastic_runs import ElasticRun
-from lightning_verdict import survived
+from lightning_results import check_and_return_world_sizes
 from ray_cluster import HERE, ROOT, Cluster, cluster_fixture
 from waiting import in_time
 
@@ -36,10 +36,12 @@ class RayRun(ElasticRun):
         self.scratch = scratch
         self.np = most
         self.temporary = tempfile.TemporaryDirectory()
-        self.said = open(scratch / "said", "wb")  # noqa: SIM115
+        self.output_file = open(scratch / "output", "wb")  # noqa: SIM115
         command = [sys.executable, str(HERE / "ray_elastic_driver.py"), way, str(least), str(most), mode]
         environment = {**cluster.environment, "SCRATCH": str(scratch)}
-        self.process = subprocess.Popen(command, env=environment, stdout=self.said, stderr=self.said, cwd=ROOT)
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self.output_file, stderr=self.output_file, cwd=ROOT
+        )
 
 
 def test_workers_over_several_nodes(cluster: Cluster) -> None:
@@ -78,22 +80,24 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
         without = run.until(lambda now: now["size"] == 2 and now["generation"] > shrunk["generation"])
         again = run.until(lambda now: now["size"] == 3 and now["generation"] > without["generation"])
         assert frozen not in again["pids"] and set(without["pids"]) < set(again["pids"])
-        assert run.finish() == 0, run.words()
-        found, results = run.verdict(), run.results()
-    gone_on = after["time"] - began
-    print(f"training went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+        assert run.finish() == 0, run.output()
+        found, results = run.counts(), run.results()
+    continued_s = after["time"] - began
+    print(f"training continued after {continued_s:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
     frozen_for = without["time"] - stopped
     print(f"without the frozen one after {frozen_for:.1f} s, with another one after {again['time'] - stopped:.1f} s")
     assert frozen_for > 4
-    in_time(frozen_for, 10.0, "going on without a frozen worker")
+    in_time(frozen_for, 10.0, "continuing without a frozen worker")
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert len(results) == 3 and set(results[0]["sizes"]) == {2, 3, 4}
     assert after["size"] == 2
-    in_time(gone_on, 2.0, "going on after a death")
+    in_time(continued_s, 2.0, "continuing after a death")
 
 
-@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "beside Ray's own"])
-def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
+@pytest.mark.parametrize(
+    "ray_restart", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "compared with Ray's own"]
+)
+def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path, ray_restart: bool) -> None:
     """With a range of workers; and compared with Ray Train, which restarts all workers from the last checkpoint."""
     with RayRun(cluster, tmp_path, "trainer", 1, 3) as run:
         first = run.until(lambda now: now["size"] == 3 and now["step"] > 5)
@@ -102,20 +106,23 @@ def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path, besid
         after = run.until(lambda now: now["generation"] > first["generation"])
         full = run.until(lambda now: now["size"] == 3 and now["generation"] > first["generation"])
         assert len(set(first["pids"]) & set(full["pids"])) == 2  # survivors keep their processes
-        assert run.finish() == 0, run.words()
-        found, words = run.verdict(), run.words()
-    gone_on = after["time"] - began
-    print(f"HorovodTrainer went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+        assert run.finish() == 0, run.output()
+        found, words = run.counts(), run.output()
+    continued_s = after["time"] - began
+    print(
+        f"HorovodTrainer continued after {continued_s:.2f} s, "
+        f"with all workers after {full['time'] - began:.1f} s; {found}"
+    )
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert "metrics {'rank': 0, 'size': 3}" in words
     assert after["size"] == 2
-    in_time(gone_on, 2.0, "going on after a death")
-    if not beside:
+    in_time(continued_s, 2.0, "continuing after a death")
+    if not ray_restart:
         return
     again = cluster.ask("restarted", storage=str(tmp_path), workers=3)
-    print(f"Ray Train's own restart of as many workers went on after {again['seconds']:.2f} s")
+    print(f"Ray Train's own restart of as many workers continued after {again['seconds']:.2f} s")
     assert again["metrics"]["step"] == 3 and again["metrics"]["first"] in (1, 2)
-    in_time(gone_on, again["seconds"], "going on, beside Ray Train's own restart,")
+    in_time(continued_s, again["seconds"], "continuing, compared with the restart of Ray Train itself,")
 
 
 def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> None:
@@ -125,5 +132,5 @@ def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> No
     job = {"SCRATCH": str(tmp_path), "RANKS": "2", "DEATHS": '{"first": [0, 21]}', "COMMITS": "{}", "EPOCHS": "4"}
     output = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)
     assert "older 2 2 [{'through': 0}]" in output
-    sizes = survived(tmp_path, ["first"])
+    sizes = check_and_return_world_sizes(tmp_path, ["first"])
     assert sizes[0] == 2 and 1 in sizes and sizes[-1] == 2, sizes

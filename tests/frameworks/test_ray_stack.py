@@ -57,16 +57,18 @@ def test_a_stack_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_stack_that_the_cluster_has_no_room_for(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "stack.yaml"
     path.write_text("orchestration: {kind: ray, ranks: 50}\napplication: {module: digits.Digits}\n")
-    said, code = cluster.ask("stack_without_room", path=str(path))
-    [text] = [line for line in said.splitlines() if line.startswith(("farandole", "Traceback"))]
+    printed, code = cluster.ask("stack_without_room", path=str(path))
+    [text] = [line for line in printed.splitlines() if line.startswith(("farandole", "Traceback"))]
     assert code == 1
-    assert text.startswith("farandole fit: orchestration: ray: the cluster had no room for 50 workers within 1 s")
+    assert text.startswith(
+        "farandole fit: orchestration: ray: the cluster had no free resources for 50 workers within 1 s"
+    )
     assert text.endswith("50 CPU are needed, the cluster has 6, 6 are free")
 
 
-def test_from_data_to_answers(cluster: Cluster, tmp_path: Path) -> None:
-    words = ["--epochs", "2", "--rates", "0.1", "0.0001", "--storage", str(tmp_path)]
-    output = cluster.run(str(ROOT / "examples" / "lifecycle.py"), *words)
+def test_a_model_from_data_to_predictions(cluster: Cluster, tmp_path: Path) -> None:
+    arguments = ["--epochs", "2", "--rates", "0.1", "0.0001", "--storage", str(tmp_path)]
+    output = cluster.run(str(ROOT / "examples" / "lifecycle.py"), *arguments)
     [(rate, accuracy)] = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", output)
     assert (rate, float(accuracy) > 60) == ("0.1", True)
     assert "served: that is a 0, and it should be a 0" in output

@@ -61,7 +61,7 @@ def test_lightning_in_ray_train(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_more_workers_than_the_cluster_has(cluster: Cluster, tmp_path: Path) -> None:
     found = cluster.ask("trainers_too_large", storage=str(tmp_path))
-    many, elastic, split, custom = found["said"]
+    many, elastic, split, custom = found["messages"]
     assert "room for 4 of 50 workers with 1 CPU within 1.5 s (placement_group_timeout_s)" in many
     assert "50 CPU are needed, the cluster has 4, 4 are free" in many
     assert "room for 4 of 7 workers" in elastic and "7 CPU are needed" in elastic
@@ -90,6 +90,6 @@ print(HorovodTrainer(train, horovod_config=config, scaling_config=scaling, run_c
         trained = pool.submit(cluster.run, "-c", code)
         assert cluster.ask("waiting_groups") == 1
         index = cluster.ask("add_node", num_cpus=2, resources={"late": 2})
-        said = trained.result()
+        reports = trained.result()
     cluster.ask("remove_node", index=index)
-    assert "{'size': 2}" in said
+    assert "{'size': 2}" in reports

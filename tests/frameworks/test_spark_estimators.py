@@ -58,7 +58,7 @@ def expected_records(epochs: int, ranks: int = 2, name: str = "callback") -> lis
 
 
 def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "fit_torch_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(cluster, "fit_torch_in_pipeline", store_path=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
     assert found["columns"] == COLUMNS
     assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
@@ -69,7 +69,7 @@ def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 
 
 def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "fit_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
+    found = ask(cluster, "fit_in_pipeline", store_path=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and [one["epoch"] for one in found["history"]] == [0, 1]
     assert found["records"] == [f"compressed by rank {rank}" for rank in (0, 1)] + expected_records(2)
@@ -77,7 +77,7 @@ def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 
 
 def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "fit_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
+    found = ask(cluster, "fit_in_pipeline", store_path=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
     # Only rank 0 calls checkpoint_callback.
@@ -86,8 +86,8 @@ def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "lightning", "keras"])
-def test_resumed_runs(cluster: Application, tmp_path: Path, kind: str) -> None:
-    found = ask(cluster, "resumed_fit", place=str(tmp_path / "store"), kind=kind)
+def test_a_fit_continues_from_its_checkpoint(cluster: Application, tmp_path: Path, kind: str) -> None:
+    found = ask(cluster, "resumed_fit", store_path=str(tmp_path / "store"), kind=kind)
     assert near(found["weights"], found["expected"])
     lengths = [len(one["loss"] if kind == "keras" else one) for one in found["histories"]]
     assert lengths == [1, 2]
@@ -97,7 +97,7 @@ def test_resumed_runs(cluster: Application, tmp_path: Path, kind: str) -> None:
 
 
 def test_saved_estimators_parquet_and_resumed_runs(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "resumed_fit_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(cluster, "resumed_fit_on_parquet", store_path=str(tmp_path / "store"), saved=str(tmp_path))
     assert found["same"] == [True, 1, ["features"], 2]
     assert found["first"] == 1 and found["second"] == [0, 1, 2]
     assert near(found["weights"], found["expected"])
@@ -106,7 +106,7 @@ def test_saved_estimators_parquet_and_resumed_runs(cluster: Application, tmp_pat
 
 
 def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "several_outputs", place=f"file://{tmp_path}/store")
+    found = ask(cluster, "several_outputs", store_path=f"file://{tmp_path}/store")
     assert found["losses"][2] < found["losses"][0] and len(found["validated"]) == 3
     assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
     train, held = found["written"]  # each row is in one of them
@@ -128,7 +128,7 @@ def test_keras_through_spark_connect(cluster: Application, tmp_path: Path, backe
 
 
 def test_classes_that_build_on_an_estimator(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "fit_subclass", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(cluster, "fit_subclass", store_path=str(tmp_path / "store"), saved=str(tmp_path))
     assert found["class"] == "PicturesModel" and found["alone"] == 2
     assert found["columns"] == ["file", "kind", "kind__output", "prediction"] and found["right"] == 24
 
@@ -159,7 +159,7 @@ ERRORS = {
 
 
 def test_bad_input(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "bad_input", place=str(tmp_path / "store"))
+    found = ask(cluster, "bad_input", store_path=str(tmp_path / "store"))
     assert found.pop("left") == "[]"
     wrong = {name: text for name, text in found.items() if not re.match(ERRORS[name], text)}
     assert not wrong and found.keys() == ERRORS.keys()
@@ -174,4 +174,4 @@ def test_the_example(tmp_path: Path, cluster: Application) -> None:
 
 
 def test_without_a_session(cluster: Application, tmp_path: Path) -> None:
-    assert "there is no Spark session: make one first" in ask(cluster, "no_session", place=str(tmp_path))
+    assert "there is no Spark session: make one first" in ask(cluster, "no_session", store_path=str(tmp_path))

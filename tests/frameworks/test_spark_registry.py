@@ -103,8 +103,8 @@ def test_a_task_that_is_killed_leaves_with_its_agent(registry: TaskRegistry, sec
 
 
 def test_unauthenticated_connections_are_not_registered(registry: TaskRegistry) -> None:
-    code, said = Task(registry, Secret.create()).end()
-    assert code == 1 and "cannot reach the process that called run" in said
+    code, printed = Task(registry, Secret.create()).end()
+    assert code == 1 and "cannot reach the process that called run" in printed
     assert registry.count() == 0 and registry._listeners[0].refused == 1
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from battery.run import judge
+from battery.run import check_case
 from tensorflow_jobs import TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
@@ -21,7 +21,7 @@ def test_cases(way: str, ranks: int) -> None:
     found = results("tensorflow_contract_cases.py", ranks, **TENSORFLOW, FARANDOLE_TENSORFLOW_OPS=way)
     assert len(found) == 8
     for name in found:
-        judge(found, name, ranks)
+        check_case(found, name, ranks)
 
 
 # Horovod's own modules have them, and programs of others import them from there.

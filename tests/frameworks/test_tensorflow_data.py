@@ -27,19 +27,26 @@ def test_a_service_job_computes_for_another_job(side: str, ranks: int, starter: 
     environment = {**os.environ, **TENSORFLOW, "TMPDIR": str(tmp_path), "FARANDOLE_TENSORFLOW_OPS": "callback"}
     launch = [sys.executable, "-c", LAUNCH, "-np", str(ranks), sys.executable]
     config = str(tmp_path / "config")
-    words = [config, "--dispatcher-side", side, "--timeout", "120"]
-    program = [*launch, "-m", "horovod.tensorflow.data.compute_worker", *words]
+    arguments = [config, "--dispatcher-side", side, "--timeout", "120"]
+    program = [*launch, "-m", "horovod.tensorflow.data.compute_worker", *arguments]
     if starter == "spark":
-        program = [sys.executable, "-m", "horovod.spark.tensorflow.compute_worker", *words, "--num-proc", str(ranks)]
+        program = [
+            sys.executable,
+            "-m",
+            "horovod.spark.tensorflow.compute_worker",
+            *arguments,
+            "--num-proc",
+            str(ranks),
+        ]
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "TESTS_WITHOUT": "jax"}
-    with open(tmp_path / "compute", "wb") as said:
-        compute = subprocess.Popen(program, env=environment, stdout=said, stderr=said)
+    with open(tmp_path / "compute", "wb") as log:
+        compute = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
         try:
             done = subprocess.run(
                 [*launch, SCRIPT, config], env=environment, capture_output=True, text=True, timeout=250, check=False
             )
-            told = (tmp_path / "compute").read_text()[-3000:]
-            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + told
+            log_text = (tmp_path / "compute").read_text()[-3000:]
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + log_text
             assert compute.wait(60) == 0, (tmp_path / "compute").read_text()[-3000:]
         finally:
             if compute.poll() is None:

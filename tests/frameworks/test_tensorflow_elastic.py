@@ -29,7 +29,7 @@ def test_training_goes_on_after_a_kill(mode: str, way: str, victim: int, tmp_pat
         assert now["pids"][1 - victim] in after["pids"]
         later = run.until(lambda last: last["size"] == 2 and last["generation"] > now["generation"], START_S)
         run.until(lambda last: last["step"] > later["step"] + 20, START_S)
-        assert run.finish(START_S) == 0, run.words()
+        assert run.finish(START_S) == 0, run.output()
         results = run.results()
     assert len(results) == 2 and any(len(one["sizes"]) > 1 for one in results)
     for one in results:

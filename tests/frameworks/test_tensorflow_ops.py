@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from battery.run import judge_all
+from battery.run import check_all
 from tensorflow_jobs import TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
@@ -28,7 +28,7 @@ JOBS = [
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize(("ranks", "forms"), JOBS)
 def test_the_battery(ranks: int, forms: list[str]) -> None:
-    judge_all(results("tensorflow_binding.py", ranks, *forms, **TENSORFLOW), ranks, forms, 40)
+    check_all(results("tensorflow_binding.py", ranks, *forms, **TENSORFLOW), ranks, forms, 40)
 
 
 def test_farandole_alone_imports_no_framework() -> None:

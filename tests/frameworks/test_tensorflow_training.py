@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from battery.run import judge
+from battery.run import check_case
 from tensorflow_jobs import TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
@@ -23,7 +23,7 @@ def test_training(way: str, ranks: int, steps: str) -> None:
     found = results("tensorflow_training_cases.py", ranks, **more)
     assert len(found) == 21
     for name in found:
-        judge(found, name, ranks)
+        check_case(found, name, ranks)
 
 
 KILLED = """

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 import torch_binding
-from battery.run import chosen, judge, results
+from battery.run import check_case, chosen, results
 
 from farandole.launch import local
 
@@ -29,7 +29,7 @@ pytestmark = [
 def test_battery(size: int) -> None:
     found = results(Path(torch_binding.__file__), size, "cuda")
     for case in chosen(torch_binding.TorchBinding("cuda"), torch_binding.table("cuda")):
-        judge(found, case.name, size)
+        check_case(found, case.name, size)
 
 
 # NCCL allows one rank per GPU; Gloo replaces it if ranks share a GPU.

@@ -74,7 +74,7 @@ def ours(request: pytest.FixtureRequest, size: int, tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_as_on_gloo(gloo: list[dict[str, Any]], ours: list[dict[str, Any]], name: str) -> None:
+def test_results_equal_those_of_gloo(gloo: list[dict[str, Any]], ours: list[dict[str, Any]], name: str) -> None:
     require(ours, name)
     same({"gloo": gloo, "farandole": ours}, name)
 
@@ -103,7 +103,7 @@ def test_training_as_on_gloo(trained: dict[str, list[dict[str, Any]]], name: str
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_beyond_gloo(ours: list[dict[str, Any]], name: str) -> None:
+def test_operations_that_gloo_does_not_have(ours: list[dict[str, Any]], name: str) -> None:
     require(ours, name)
     for rank, result in enumerate(ours):
         assert result[name] is None, f"rank {rank}: {result[name]}"
@@ -325,7 +325,7 @@ def test_a_death_is_reported_at_once_with_the_rank(tmp_path: Path, program: str,
         for rank in (0, 2):
             when, _, text = job.stdout(rank).partition(" ")
             assert "rank 1" in text, text
-            in_time(float(when) - died, 1.0, "hearing of a death")
+            in_time(float(when) - died, 1.0, "detecting a death")
 
 
 COMPOSED = """

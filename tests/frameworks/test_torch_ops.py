@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import jobs
 import torch_binding
-from battery.run import chosen, judge, results
+from battery.run import check_case, chosen, results
 
 pytestmark = pytest.mark.ranks
 CASES = [case.name for case in chosen(torch_binding.TorchBinding(), torch_binding.table())]
@@ -28,7 +28,7 @@ def found(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[str]]]:
 @pytest.mark.parametrize("name", CASES)
 def test_case(found: tuple[int, dict[str, list[str]]], name: str) -> None:
     size, wrong = found
-    judge(wrong, name, size)
+    check_case(wrong, name, size)
 
 
 def test_farandole_alone_imports_no_framework() -> None:

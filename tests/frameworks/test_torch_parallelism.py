@@ -40,7 +40,7 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
-def test_meshes_as_on_gloo(meshes: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_meshes_equal_those_of_gloo(meshes: dict[str, list[dict[str, Any]]], name: str) -> None:
     same(meshes, name)
 
 

@@ -14,7 +14,7 @@ import farandole.torch as hvd
 from farandole.torch import memory
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert all(hasattr(hvd, name) for name in hvd.__all__)
     assert callable(hvd.Compression.none.compress) and callable(hvd.Compression.fp16.decompress)
 

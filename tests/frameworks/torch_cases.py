@@ -71,9 +71,9 @@ def torch_broadcast_optimizer_state(b: Any, rank: int, size: int) -> None:
             for group in optimizer.param_groups:
                 assert np.isclose(float(group["lr"]), 0.1)
             states = hvd.allgather_object(pickle.dumps(optimizer.state_dict()))
-            first, own = pickle.loads(states[0]), optimizer.state_dict()
-            assert str(first) == str(own), (first, own)
-            assert not trained or type(optimizer) is torch.optim.SGD or own["state"]
+            first, own_state = pickle.loads(states[0]), optimizer.state_dict()
+            assert str(first) == str(own_state), (first, own_state)
+            assert not trained or type(optimizer) is torch.optim.SGD or own_state["state"]
     lbfgs = torch.optim.LBFGS(nn.Linear(1, 1).parameters())
     fails(ValueError, "", lambda: hvd.broadcast_optimizer_state(lbfgs, 0))
     fails(TypeError, "optimizer is a Linear", lambda: hvd.broadcast_optimizer_state(nn.Linear(1, 1), 0))  # type: ignore[arg-type]
@@ -83,22 +83,22 @@ def torch_broadcast_optimizer_state(b: Any, rank: int, size: int) -> None:
 def torch_sparse_allreduce(b: Any, rank: int, size: int) -> None:
     indices = torch.tensor([[0, rank + 1, 0]])
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]])
-    mine = torch.sparse_coo_tensor(indices, values, (size + 2, 2), check_invariants=False)
+    local = torch.sparse_coo_tensor(indices, values, (size + 2, 2), check_invariants=False)
     expected: Any = sum(
         torch.sparse_coo_tensor(
             torch.tensor([[0, other + 1, 0]]), values, (size + 2, 2), check_invariants=False
         ).to_dense()
         for other in range(size)
     )
-    total = hvd.sparse_allreduce_async(mine, name="s", op=hvd.Sum)
-    mean = hvd.sparse_allreduce_async(mine, name="m", op=hvd.Average)
+    total = hvd.sparse_allreduce_async(local, name="s", op=hvd.Sum)
+    mean = hvd.sparse_allreduce_async(local, name="m", op=hvd.Average)
     assert torch.equal(mean().to_dense(), expected / size)
     result = total()
     assert result.is_sparse and torch.equal(result.to_dense(), expected)
     empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), torch.zeros((0, 2)), (4, 2))
     assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)()._nnz() == 0
     fails(ValueError, "sparse_allreduce_async needs", lambda: hvd.sparse_allreduce_async(values, "d", hvd.Sum))
-    fails(NotImplementedError, "", lambda: hvd.sparse_allreduce_async(mine, name="s", op=hvd.Adasum))
+    fails(NotImplementedError, "", lambda: hvd.sparse_allreduce_async(local, name="s", op=hvd.Adasum))
 
 
 @case()
@@ -280,10 +280,10 @@ def torch_gathered_again(b: Any, rank: int, size: int) -> None:
                 [[10 * step + member] * 3] * (result.shape[0] // size) for member in range(size)
             ]
     for more in (0, 0, 0, 3, 3, 0):  # here the last rank has more than before, and then less
-        mine = more if rank == size - 1 else 0
-        parts = hvd.allgather(torch.full((1 + mine,), rank), name="again.rows")
+        local = more if rank == size - 1 else 0
+        parts = hvd.allgather(torch.full((1 + local,), rank), name="again.rows")
         assert parts.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
-        exchanged = hvd.alltoall(torch.full((size * (1 + mine),), rank), name="again.exchange")
+        exchanged = hvd.alltoall(torch.full((size * (1 + local),), rank), name="again.exchange")
         assert exchanged.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
     for late in (False, False, True):  # the last time rank 0 comes after the others have begun to sleep
         if late and rank == 0:
@@ -304,7 +304,7 @@ def torch_gathered_again(b: Any, rank: int, size: int) -> None:
 
 @case()
 def torch_large_results_are_everybodys_own(b: Any, rank: int, size: int) -> None:
-    """Neighbours write into them while they come into being, and nobody does afterwards: no rank, and no child."""
+    """Neighbours write into them while they are computed. Afterwards no other rank and no child process does."""
     before = runtime.world.engine.counter("in_place_bytes")
     kept = []
     for step in range(12):

@@ -1,4 +1,4 @@
-# The ranks' parameters are compared: what is said when they differ by mistake, and nothing when they differ on purpose.
+# The comparison of the ranks' parameters warns if they differ by mistake, and not if they differ on purpose.
 # Touches farandole.torch as users see it, and the comparison's count of steps.
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def train(model: nn.Module, optimizer: Any, steps: int = 2) -> list[str]:
     return list(SAID)
 
 
-def expect_warning(said: list[str], name: str) -> None:
+def expect_warning(messages: list[str], name: str) -> None:
     if hvd.rank() == 0:
-        assert len(said) == 1 and "the ranks train different models" in said[0], said
-        assert f": {name} is the first of" in said[0] and "broadcast_parameters" in said[0], said
+        assert len(messages) == 1 and "the ranks train different models" in messages[0], messages
+        assert f": {name} is the first of" in messages[0] and "broadcast_parameters" in messages[0], messages
     else:
-        assert not said, said
+        assert not messages, messages
 
 
 def parameter(model: nn.Module, name: str) -> torch.Tensor:

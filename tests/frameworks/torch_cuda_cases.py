@@ -1,6 +1,6 @@
 # Cases that only CUDA tensors have: streams, mixtures with the CPU, several operations under way.
 # Touches torch, farandole.torch and the battery's table. All ranks may share one GPU.
-"""The GPU is kept busy before each operation, so that whoever does not wait for it reads what is not there yet."""
+"""The GPU is kept busy before each operation, so that a read without waiting would get old values."""
 
 from __future__ import annotations
 

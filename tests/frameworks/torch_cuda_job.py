@@ -36,8 +36,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def close(mine: list[torch.Tensor], other: list[torch.Tensor], what: str) -> None:
-    for one, two in zip(mine, other, strict=True):
+def close(first: list[torch.Tensor], other: list[torch.Tensor], what: str) -> None:
+    for one, two in zip(first, other, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
     print(what, flush=True)
 

@@ -427,8 +427,8 @@ def shares_cut_anew_for_other_ranks() -> None:
     train(model, optimizer)
     whole = snapshot(model, optimizer)
     shares = optimizer._gradients
-    mine = [optimizer.state[bucket.shard]["momentum_buffer"] for bucket in shares.buckets]
-    rows = [row for _, row in shares.gathered("momentum", mine)]
+    local = [optimizer.state[bucket.shard]["momentum_buffer"] for bucket in shares.buckets]
+    rows = [row for _, row in shares.gathered("momentum", local)]
     for ranks in range(1, 6):
         pieces: dict[int | str, Any] = {}
         for index in range(ranks):
@@ -462,7 +462,7 @@ def what_a_commit_costs() -> None:
     sent = runtime.world.engine.counter("bytes_sent")
     state.commit()
     sent = runtime.world.engine.counter("bytes_sent") - sent
-    assert sent < 10_000, sent  # replicated state travels nowhere
+    assert sent < 10_000, sent  # replicated state is not sent
     print(f"a commit of 16 MB takes {1e3 * seconds:.2f} ms and sends {sent} bytes; {describe_memory(state)}")
 
 

@@ -1,4 +1,4 @@
-# What programs of others use of horovod.torch beside its operations: names behind them, classes to derive from.
+# What other programs use of horovod.torch besides its operations: names behind them, classes to derive from.
 # Touches torch, farandole.torch, Horovod's names and the battery's table.
 """Run with the battery, in the same jobs."""
 

@@ -111,8 +111,8 @@ class Branches(nn.Module):
 
     def forward(self, order: list[int], words: list[int]) -> torch.Tensor:
         x = torch.ones(4, dtype=torch.float64)
-        for place in order:
-            x = torch.tanh(self.layers[place](x))
+        for index in order:
+            x = torch.tanh(self.layers[index](x))
         if words:
             x = x + self.words(torch.tensor(words)).sum(0)
         return x.sum()

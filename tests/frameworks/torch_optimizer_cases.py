@@ -1,6 +1,6 @@
 # What a DistributedOptimizer must do, as functions that all ranks of one job run one after the other.
 # Touches farandole.torch as users see it. Started by test_torch_optimizer.py.
-"""`python torch_optimizer_cases.py [NAME ...]`: these cases, and those of the files of cases beside it."""
+"""`python torch_optimizer_cases.py [NAME ...]`: these cases, and those of the other files of cases."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def several_backward_passes() -> None:
     assert optimizer.backward_passes_per_step == 1
     backward(model, 1)
     raises(AssertionError, "backward_passes_per_step", backward, model, 2)
-    optimizer.synchronize()  # what was added to gradients under way is nobody's sum: they are dropped
+    optimizer.synchronize()  # what was added to gradients while they were sent belongs to no sum: it is dropped
     raises(ValueError, "must be > 0", optimizer.set_backward_passes_per_step, 0)
     optimizer.zero_grad()
     backward(model, 3)
@@ -315,7 +315,7 @@ def one_hook_speaks_for_small_gradients() -> None:
     check([1])
     assert hooks() == 1
     check([2])
-    # A part of the model at a time, with the herald (in the last layer) in the first part, then in the second one.
+    # Backward of one part of the model, then of the other. The hooked parameter is in the last layer.
     layers = list(model.children())
     for order in ((layers[3:], layers[:3]), (layers[:3], layers[3:])):
         wanted = expected_grads(model, [3], list(range(n)), 1 / n)
@@ -326,7 +326,7 @@ def one_hook_speaks_for_small_gradients() -> None:
         optimizer.synchronize()
         same(grads_of(model), wanted)
         apply(optimizer)
-    # Over gradients that are kept and filled with zeros nobody can tell what is new: every one has its hook again.
+    # Over gradients that are kept and filled with zeros it is not known which are new: every one has its hook again.
     model = deep_model()
     optimizer = wrap(model)
     for step in range(4):
@@ -376,7 +376,7 @@ def optimizers_may_step_in_another_order_on_each_rank() -> None:
 
 @case
 def gradients_given_away_while_they_are_under_way() -> None:
-    """`grad.data = other` on a rank that is early: the others get what was submitted, and nobody's memory is hurt."""
+    """`grad.data = other` on a rank that is early: the others get what was submitted, and no memory is overwritten."""
     n = hvd.size()
     model = deep_model()
     optimizer = wrap(model)

@@ -1,4 +1,4 @@
-# GradScalers and DistributedOptimizers: infinities that one rank alone sees, and subclasses that go their own way.
+# GradScalers and DistributedOptimizers: infinities on only one rank, and subclasses with methods of their own.
 # Touches farandole.torch as users see it. Run with torch_optimizer_cases.py.
 """More cases for the same job."""
 

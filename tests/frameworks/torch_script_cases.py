@@ -115,10 +115,10 @@ def clipping_after_synchronize() -> None:
     optimizer.zero_grad()
     backward(model, 9)
     optimizer.synchronize()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.step()
-    assert any("skip_synchronize" in str(one.message) for one in said)
+    assert any("skip_synchronize" in str(one.message) for one in caught)
     equal_everywhere(model)
 
 
@@ -329,7 +329,7 @@ def state_goes_around() -> None:
     loss_on(model, 1).backward()
     inner.step()
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
-    assert optimizer.state_dict()["state"][0]["step"] == 1  # the wrapped optimizer's state goes on
+    assert optimizer.state_dict()["state"][0]["step"] == 1  # the wrapped optimizer's state continues
     optimizer.zero_grad()
     backward(model, 1)
     optimizer.load_state_dict(inner.state_dict())  # in the middle of a step
@@ -363,7 +363,7 @@ def training_goes_on_from_a_checkpoint() -> None:
     torch.save([part.state_dict() for part in first], file)
     file.seek(0)
     second = fresh(2 + hvd.rank())
-    if hvd.rank() == 0:  # as scripts do: one rank loads, the others are told
+    if hvd.rank() == 0:  # as scripts do: one rank loads, and the others get the values
         for part, state in zip(second[:2], torch.load(file), strict=False):
             part.load_state_dict(state)
     hvd.broadcast_parameters(second[0].state_dict(), root_rank=0)
@@ -376,11 +376,11 @@ def training_goes_on_from_a_checkpoint() -> None:
 
 
 @case
-def nobody_keeps_it_alive() -> None:
+def no_reference_keeps_it_alive() -> None:
     model = small_model()
-    gone = weakref.ref(wrap(model))
+    reference = weakref.ref(wrap(model))
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     optimizer = wrap(model)
     backward(model, 1)
     optimizer.step()

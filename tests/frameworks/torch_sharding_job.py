@@ -1,4 +1,4 @@
-# A rank that trains with and without shard_optimizer_state, saves the state, or goes on from one.
+# A rank that trains with and without shard_optimizer_state, saves the state, or continues from one.
 # Touches farandole.torch as users see it.
 """`python torch_sharding_job.py FILE`: without FILE it saves there, with it it loads; asserts by itself."""
 
@@ -57,19 +57,19 @@ def train(kind: str, sharded: bool, state: Any = None, steps: int = 4, clip: flo
     return model, optimizer
 
 
-def equal(mine: Any, other: Any) -> None:
-    if isinstance(mine, torch.Tensor):
-        torch.testing.assert_close(mine, other)
-    elif isinstance(mine, dict):
-        assert mine.keys() == other.keys(), (mine.keys(), other.keys())
-        for key in mine:
-            equal(mine[key], other[key])
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(other)
-        for one, two in zip(mine, other, strict=True):
+def equal(first: Any, other: Any) -> None:
+    if isinstance(first, torch.Tensor):
+        torch.testing.assert_close(first, other)
+    elif isinstance(first, dict):
+        assert first.keys() == other.keys(), (first.keys(), other.keys())
+        for key in first:
+            equal(first[key], other[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(other)
+        for one, two in zip(first, other, strict=True):
             equal(one, two)
     else:
-        assert mine == other, (mine, other)
+        assert first == other, (first, other)
 
 
 def elements(optimizer: Any) -> int:

@@ -104,7 +104,7 @@ def train_both(kind: str, name: str, make: Any, dtype: torch.dtype) -> float:
     plain = make(whole.parameters())
     distributed = hvd.DistributedOptimizer(make(shards.parameters()), sparse_as_dense=kind == "sparse as dense")
     bounds = [ROWS * rank // hvd.size() for rank in range(hvd.size() + 1)]
-    mine = slice(bounds[hvd.rank()], bounds[hvd.rank() + 1])
+    local = slice(bounds[hvd.rank()], bounds[hvd.rank() + 1])
     for step in range(STEPS):
         x, y = batch(kind, step, dtype)
         plain.zero_grad()
@@ -112,7 +112,7 @@ def train_both(kind: str, name: str, make: Any, dtype: torch.dtype) -> float:
         plain.step()
         distributed.zero_grad()
         # A shard counts by its rows.
-        loss = cross_entropy(shards(x[mine]), y[mine], reduction="sum") * (hvd.size() / ROWS)
+        loss = cross_entropy(shards(x[local]), y[local], reduction="sum") * (hvd.size() / ROWS)
         loss.backward()
         distributed.step()
     trained = [param for group in distributed.param_groups for param in group["params"]]
@@ -145,13 +145,13 @@ class Tangle(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(8)])
-        self.wide = nn.Linear(6, 20000)  # too large for a parcel
+        self.wide = nn.Linear(6, 20000)  # too large to be deferred
         self.words = nn.Embedding(20, 6, sparse=True)
 
     def forward(self, luck: random.Random) -> torch.Tensor:
         x = torch.ones(6)
-        for place in luck.sample(range(8), luck.randrange(9)):
-            x = torch.tanh(self.layers[place](x))
+        for index in luck.sample(range(8), luck.randrange(9)):
+            x = torch.tanh(self.layers[index](x))
         if luck.random() < 0.5:
             x = x + self.words(torch.tensor([luck.randrange(20)]))[0]
         if luck.random() < 0.5:
@@ -208,7 +208,7 @@ def belongings() -> tuple[int, int]:
 
 
 def chaos() -> dict[str, Any]:
-    shared, own = random.Random(5), random.Random(hvd.rank())
+    shared, own_random = random.Random(5), random.Random(hvd.rank())
     choices = [ranks for ranks in ([0, 1], [0, 2], [1, 2]) if ranks[-1] < hvd.size()] if hvd.size() > 2 else []
     teams = [Team(list(range(hvd.size())), 0, shared)]
     before, size = belongings(), 0
@@ -225,7 +225,7 @@ def chaos() -> dict[str, Any]:
         keep = shared.random() < 0.3
         for team in active:
             if team.optimizer is not None:
-                team.step(own, keep)
+                team.step(own_random, keep)
     for team in teams[::-1]:
         team.end()
     gc.collect()

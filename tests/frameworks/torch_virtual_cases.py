@@ -1,6 +1,6 @@
 # Trains an MLP, a CNN and a transformer in virtual shards; what comes out must not depend on the number of ranks.
 # Touches farandole.torch as users see it.
-"""Prints a digest of each model's weights, and what virtual shards cost here beside plain steps."""
+"""Prints a digest of each model's weights, and what virtual shards cost here compared with plain steps."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def plain_step(kind: str) -> float:
     model, x = make(kind)
     y = torch.randint(0, 5, (SAMPLES,))
     optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-    own = slice(32 * hvd.rank() // hvd.size(), 32 * (hvd.rank() + 1) // hvd.size())
+    own_rows = slice(32 * hvd.rank() // hvd.size(), 32 * (hvd.rank() + 1) // hvd.size())
     start = time.perf_counter()
     for _ in range(12):
         optimizer.zero_grad()
-        functional.cross_entropy(model(x[own]), y[own]).backward()
+        functional.cross_entropy(model(x[own_rows]), y[own_rows]).backward()
         optimizer.step()
     return (time.perf_counter() - start) / 12
 

@@ -72,7 +72,7 @@ def sync():
     step, commits, weights = int(found[0]), max(1, int(found[1])), found[2:].copy()
 
 def work():
-    time.sleep(0.005)  # sleep: what a step computes
+    time.sleep(0.005)  # sleep: stands for the computation of a step
 
 def pause():
     while open(os.environ["JOB_ORDERS"]).read().strip() == f"gil {os.getpid()}":
@@ -137,7 +137,7 @@ class ElasticJob:
 
     def __init__(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         folder: Path,
         env: Mapping[str, str] | None = None,
         program: str = PROGRAM,
@@ -156,7 +156,7 @@ class ElasticJob:
             "JOB_ORDERS": str(self.orders),
             **(env or {}),
         }
-        command = [*RUN[:-1], *command] if command else [*RUN, *words, sys.executable, "-c", program]
+        command = [*RUN[:-1], *command] if command else [*RUN, *arguments, sys.executable, "-c", program]
         if start is not None:
             self.process = start(command, environment)
         else:

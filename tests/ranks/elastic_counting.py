@@ -24,8 +24,8 @@ COUNTERS = 7
 def step(state: Any) -> None:
     samples = order(SAMPLES, 5, state.epoch)
     share = shares(state.cursor, SAMPLES, hvd.size(), BATCH)[hvd.rank()]
-    mine = samples[share.start : share.start + share.count]
-    counts = hvd.allreduce(np.bincount(mine, minlength=SAMPLES).astype(np.int64), op=hvd.Sum, name="ledger")
+    local = samples[share.start : share.start + share.count]
+    counts = hvd.allreduce(np.bincount(local, minlength=SAMPLES).astype(np.int64), op=hvd.Sum, name="ledger")
     state.weights = state.weights * 0.9 + counts
     row = state.ledger.setdefault(state.epoch, np.zeros(SAMPLES, dtype=np.int64))
     row += counts
@@ -49,7 +49,7 @@ def train(state: Any) -> None:
         step(state)
         random.random()
         tell(state.step)
-        time.sleep(0.003)  # sleep: what a step computes
+        time.sleep(0.003)  # sleep: stands for the computation of a step
         if state.step % COMMIT_EVERY == 0:
             state.commit()
 

@@ -1,6 +1,6 @@
-# What ranks of the elastic fault tests tell the test, and what the test tells them, in files.
+# The files through which the ranks of the elastic fault tests and the test exchange messages.
 # Touches farandole's NumPy layer and the scratch directory. The test's side is elastic_runs.py.
-"""Rank 0 tells its progress in a file, each rank its result in another; a file named `finish` ends the training."""
+"""Rank 0 writes its progress into a file, each rank its result in another; a file named `finish` ends the training."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def begin() -> None:
 def tell(step: int, **more: Any) -> None:
     """Where rank 0 is."""
     if farandole.rank() == 0:
-        words = {"step": step, "size": farandole.size(), "pids": PIDS, "time": time.monotonic(), **more}
-        words["generation"] = runtime.world.session.generation
-        (SCRATCH / "progress.new").write_text(json.dumps(words))
+        progress = {"step": step, "size": farandole.size(), "pids": PIDS, "time": time.monotonic(), **more}
+        progress["generation"] = runtime.world.session.generation
+        (SCRATCH / "progress.new").write_text(json.dumps(progress))
         os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
 
 

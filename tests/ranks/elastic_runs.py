@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ledger import Verdict, judge
+from ledger import Counts, count
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,10 @@ class ElasticRun:
         }
         bounds = ["-np", str(np), "--min-np", "1", "--max-np", str(np), "-H", hosts or f"localhost:{np}"]
         command = [sys.executable, "-c", LAUNCH, "run", *bounds, sys.executable, *program]
-        self.said = open(scratch / "said", "wb")  # noqa: SIM115
-        self.process = subprocess.Popen(command, env=environment, stdout=self.said, stderr=self.said, cwd=ROOT)
+        self.output_file = open(scratch / "output", "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self.output_file, stderr=self.output_file, cwd=ROOT
+        )
 
     def __enter__(self) -> ElasticRun:
         return self
@@ -55,15 +57,15 @@ class ElasticRun:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self.said.close()
+        self.output_file.close()
         self.temporary.cleanup()
 
-    def words(self) -> str:
-        """What the job has printed."""
-        return (self.scratch / "said").read_text(errors="replace")
+    def output(self) -> str:
+        """Everything that the job has printed."""
+        return (self.scratch / "output").read_text(errors="replace")
 
     def progress(self) -> dict[str, Any]:
-        """What rank 0 reported last."""
+        """The newest report of rank 0."""
         try:
             found: dict[str, Any] = json.loads((self.scratch / "progress").read_text())
         except FileNotFoundError:
@@ -73,14 +75,14 @@ class ElasticRun:
     def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
         """Reads the progress until the condition is true."""
 
-        def there() -> dict[str, Any]:
+        def reached() -> dict[str, Any]:
             now = self.progress()
             return now if done(now) else {}
 
         return until(
-            there,
+            reached,
             seconds,
-            lambda: f"still {self.progress()}: {self.words()[-4000:]}",
+            lambda: f"still {self.progress()}: {self.output()[-4000:]}",
             lambda: self.process.poll() is None,
         )
 
@@ -93,10 +95,10 @@ class ElasticRun:
         began = time.monotonic()
         os.kill(now["pids"][draw.randrange(now["size"])], signal.SIGKILL)
         after = self.until(lambda later: later["generation"] > now["generation"])
-        gone_on = after["time"] - began
+        continued_s = after["time"] - began
         if full:
             after = self.until(lambda later: later["size"] == self.np and later["generation"] > now["generation"])
-        return gone_on, after["time"] - began
+        return continued_s, after["time"] - began
 
     def hurt_agent(self, rank: int, number: int) -> None:
         """Sends a signal to the agent of a rank's host. A scheduler that needs the host sends SIGTERM."""
@@ -110,12 +112,12 @@ class ElasticRun:
         return self.process.wait(seconds)
 
     def results(self) -> list[dict[str, Any]]:
-        """What each rank wrote at the end."""
+        """The result file of each rank."""
         return [json.loads(file.read_text()) for file in sorted(self.scratch.glob("result.*"))]
 
-    def verdict(self) -> Verdict:
-        """The result of the ledger; all ranks have the same one."""
+    def counts(self) -> Counts:
+        """Counts of lost, repeated and padded samples; all ranks have the same ledger."""
         results = self.results()
         assert len(results) >= 1 and all(one["used"] == results[0]["used"] for one in results)
         assert len({one["weights"] for one in results}) == 1
-        return judge(results[0]["used"], results[0]["padded"])
+        return count(results[0]["used"], results[0]["padded"])

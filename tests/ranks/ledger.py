@@ -1,6 +1,6 @@
-# The ledger of elastic tests: counts how often the committed model has used each sample of each epoch.
+# The ledger of elastic tests: how often the committed model has used each sample of each epoch.
 # Touches only NumPy.
-"""`take` records the samples of a step; `copy` and assignment make commits and restore them; `verdict` counts."""
+"""A commit stores a `copy()` of the ledger with the model, so that restoring the model also restores its ledger."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How many samples were never used, used again without being marked, and used again as marked padding."""
+class Counts:
+    """`lost`: samples that were never used. `duplicated`: samples that were used more than once. `padded`: samples that
+    were used again only to fill a batch, and marked as such.
+    """
 
     lost: int
     duplicated: int
@@ -22,13 +24,13 @@ class Verdict:
 
 
 class Ledger:
-    """Counts of samples and of marked repetitions. Each row is an epoch."""
+    """How often each sample was used, and used as padding. A row is an epoch."""
 
     def __init__(self, length: int, epochs: int) -> None:
         self.used: NDArray[np.int64] = np.zeros((epochs, length), dtype=np.int64)
         self.padded: NDArray[np.int64] = np.zeros((epochs, length), dtype=np.int64)
 
-    def take(self, epoch: int, indices: Iterable[int], padded: Iterable[int] = ()) -> None:
+    def record(self, epoch: int, indices: Iterable[int], padded: Iterable[int] = ()) -> None:
         """Records the samples of a step. `padded`: samples that only fill a batch; they are not in `indices`."""
         for index in indices:
             self.used[epoch, index] += 1
@@ -41,12 +43,12 @@ class Ledger:
         twin.used, twin.padded = self.used.copy(), self.padded.copy()
         return twin
 
-    def verdict(self) -> Verdict:
-        """The result over all epochs. The padding is that of the worst epoch."""
-        return judge(self.used, self.padded)
+    def count(self) -> Counts:
+        """Counts over all epochs. `padded` is that of the epoch with most padding."""
+        return count(self.used, self.padded)
 
 
-def judge(used: Any, padded: Any) -> Verdict:
+def count(used: Any, padded: Any) -> Counts:
     used, padded = np.asarray(used), np.asarray(padded)
     worst = int(padded.sum(axis=1).max()) if padded.size else 0
-    return Verdict(int((used == 0).sum()), int((used > 1).sum()), worst)
+    return Counts(int((used == 0).sum()), int((used > 1).sum()), worst)

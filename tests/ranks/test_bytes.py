@@ -43,11 +43,11 @@ def close(found: list[int], expected: list[float]) -> bool:
     return all(want <= have <= want + TOLERANCE for have, want in zip(found, expected, strict=True))
 
 
-def subtree(place: int, size: int) -> tuple[int, int]:
+def subtree(member: int, size: int) -> tuple[int, int]:
     """(members, children) of a place in the binomial tree: its lowest set bit is how far it reaches."""
-    reach = place & -place if place else 1 << ceil(log2(size))
-    children = sum(place + (1 << bit) < size for bit in range(reach.bit_length() - 1))
-    return min(reach, size - place), children
+    reach = member & -member if member else 1 << ceil(log2(size))
+    children = sum(member + (1 << bit) < size for bit in range(reach.bit_length() - 1))
+    return min(reach, size - member), children
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
@@ -55,9 +55,9 @@ def test_allreduce_between_hosts(size: int) -> None:
     hosts = list(range(size))
     least = 2 * (size - 1) / size * BYTES
     up_and_down = []
-    for place in hosts:
-        members, children = subtree(place, size)
-        up_and_down.append(float((members * (place > 0) + children) * BYTES))
+    for member in hosts:
+        members, children = subtree(member, size)
+        up_and_down.append(float((members * (member > 0) + children) * BYTES))
     expected = {
         "ring": [least] * size,
         "direct": [least] * size,
@@ -77,7 +77,7 @@ def test_allreduce_of_slices_in_parallel(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", [[0, 1, 2], [0, 0, 1, 1]], ids=str)
-def test_the_other_collectives(hosts: list[int]) -> None:
+def test_bytes_of_the_other_collectives(hosts: list[int]) -> None:
     size, count = len(hosts), max(hosts) + 1
     abroad = sum(host != hosts[0] for host in hosts)  # members on other hosts, the same for all
     expected = {
@@ -92,7 +92,7 @@ def test_the_other_collectives(hosts: list[int]) -> None:
         assert close(found, costs), (kind.name, found, costs)
 
 
-def test_nothing_but_negotiation_leaves_a_host() -> None:
+def test_ranks_of_one_host_send_only_negotiation_messages() -> None:
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
         assert close(sent([0] * 4, kind), [0.0] * 4), kind.name
 

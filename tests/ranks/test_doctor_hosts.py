@@ -1,4 +1,4 @@
-# `farandole doctor -H` between hosts: fit, slow, and unfit ones.
+# `farandole doctor -H` between hosts: good hosts, slow networks, and hosts on which no job can run.
 # Touches the bed of tests/bed.
 from __future__ import annotations
 

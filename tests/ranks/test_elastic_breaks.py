@@ -1,6 +1,6 @@
 # Elastic jobs in which something other than a rank fails: hosts that do not exist, states of scripts, parts of files.
 # Touches the launcher as users type it.
-"""What the job says at the end, what it leaves behind, and what newcomers know."""
+"""What the job reports at its end, what it leaves behind, and what new ranks know."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_rank_that_failed_long_ago_is_not_the_root_cause(tmp_path: Path) -> No
         full = job.world(2)
         kill(full[1]["pid"])
         again = job.world(2, full[0]["generation"])
-        guilty = again[1]
-        job.orders.write_text(f"raise {guilty['pid']}")
+        failing = again[1]
+        job.orders.write_text(f"raise {failing['pid']}")
         assert job.process.wait(60) == 1, job.tail()
         job.wait(lambda: job.lines_with("failed first"), 5)
-        [blamed] = job.lines_with("failed first")
-        assert f"rank {guilty['rank']} (process {guilty['pid']} " in blamed and "exit code 1" in blamed
+        [root_cause] = job.lines_with("failed first")
+        assert f"rank {failing['rank']} (process {failing['pid']} " in root_cause and "exit code 1" in root_cause
 
 
 def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> No
 def test_a_command_that_no_host_has(tmp_path: Path) -> None:
     """The discovery script decides where ranks run: the launcher does not check for the command on its own host."""
     _, script = discover(tmp_path, "localhost:1\n")
-    words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
-    with ElasticJob([], tmp_path, command=words) as job:
+    arguments = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
+    with ElasticJob([], tmp_path, command=arguments) as job:
         assert job.process.wait(60) == 127
         job.wait(lambda: job.lines_with("cannot run the command"), 5)
 
@@ -81,7 +81,7 @@ def until_two(listed: str) -> int:
             found = hvd.allreduce(np.array([stamp]), op=hvd.Max, name="until")
             if hvd.size() == 2:
                 break
-            time.sleep(0.01)  # sleep: what a step computes
+            time.sleep(0.01)  # sleep: stands for the computation of a step
             if found[0]:
                 raise HostsUpdatedInterrupt
         except (HorovodInternalError, HostsUpdatedInterrupt):
@@ -91,9 +91,7 @@ def until_two(listed: str) -> int:
     return size
 
 
-def test_names_are_looked_up_beside_the_thread_that_keeps_the_job_going(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_names_are_looked_up_in_a_separate_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that does not answer would cost all ranks their lease."""
     import farandole
     from farandole.rendezvous import interfaces
@@ -154,7 +152,7 @@ def train(state):
         done = hvd.allreduce(np.array([float(os.path.exists(os.environ["JOB_FINISH"]))]), op=hvd.Max,
         name="step")
         state.value += 1
-        time.sleep(0.01)  # sleep: what a step computes
+        time.sleep(0.01)  # sleep: stands for the computation of a step
         state.commit()
         place = f"{hvd.rank()} {hvd.size()} {state.value} {commits(state)} {os.getpid()}"
         sys.stdout.write("place " + place + "\\n")
@@ -172,7 +170,11 @@ def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Pa
 
         def places(size: int) -> list[list[int]]:
             found = [line.partition("place ")[2].split() for line in list(job.lines) if "place " in line]
-            return [[int(word) for word in words] for words in found if len(words) == 5 and words[1] == str(size)]
+            return [
+                [int(word) for word in arguments]
+                for arguments in found
+                if len(arguments) == 5 and arguments[1] == str(size)
+            ]
 
         def at(rank: int, size: int, after: int) -> list[int]:
             found: list[int] = job.wait(
@@ -218,7 +220,7 @@ def train(state):
             print("refused", round(time.monotonic() - began, 1), error, flush=True)
     hvd.barrier()
     while hvd.size() < 2:
-        time.sleep(0.05)  # sleep: what a step computes
+        time.sleep(0.05)  # sleep: stands for the computation of a step
         state.commit()
     save_to(state, os.environ["SAVE_TO"], wait=True)
 hvd.init()

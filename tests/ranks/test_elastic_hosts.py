@@ -26,13 +26,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bed.Bed, P
         yield found, folder
 
 
-def run_job(hosts: tuple[bed.Bed, Path], names: str, *words: str, program: str = PROGRAM) -> ElasticJob:
+def run_job(hosts: tuple[bed.Bed, Path], names: str, *arguments: str, program: str = PROGRAM) -> ElasticJob:
     found, above = hosts
     folder = above / str(len(list(above.iterdir())))
     (folder / "ledger").mkdir(parents=True)
     listed = ",".join(f"host{name}:1" for name in names)
     job = ElasticJob(
-        ["-np", str(len(names)), "--min-np", "1", "-H", listed, *words],
+        ["-np", str(len(names)), "--min-np", "1", "-H", listed, *arguments],
         folder,
         {"JOB_LEDGER": str(folder / "ledger"), "PATH": bed.PATH},
         program,
@@ -73,7 +73,7 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
             time.sleep(5.5)  # sleep: old connections may take long to come back, one way longer than the other
             assert job.generation == full[0]["generation"], job.tail()
         print(f"recover {recover}, rejoin {rejoin}")
-        in_time(max(recover), 6.5, "going on beside a partition")
+        in_time(max(recover), 6.5, "continuing during a partition")
         in_time(max(rejoin), 4.0, "coming together after a partition")
         job.finish()
         no_split_brain(job)
@@ -82,7 +82,7 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
 def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.Bed, Path]) -> None:
     """Both reach the launcher; one of the two is evicted, once, and joins again when the fault is over.
 
-    With the usual times the ranks know after 4 to 5.5 s, try 5 s more to reach each other, and go on then.
+    With the usual times the ranks know after 4 to 5.5 s, try 5 s more to reach each other, and continue then.
     """
     found, _ = hosts
     with run_job(hosts, "123", *([] if LONG else ["--suspect-seconds", "1"])) as job:
@@ -101,7 +101,7 @@ def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.B
                 small = job.world(2, generation, seconds=40)
                 took = max(event["t"] for event in small.values()) - moment
                 print(f"both={both}: {took:.2f} s")
-                in_time(took, 5.5 + 5.0 + 2.0, "going on without one of two that do not hear each other")
+                in_time(took, 5.5 + 5.0 + 2.0, "continuing without one of two that do not hear each other")
                 knew = [e["t"] - moment for e in job.events if e["event"] == "lost" and e["t"] > moment]
                 in_time(min(knew), 5.5, "noticing that a link is silent")
                 assert {full[0]["worker"]} < workers(small)
@@ -181,10 +181,10 @@ def deaths(found: bed.Bed, folder: Path) -> None:
         moment = time.monotonic()
         found[2].kill()
         small = job.world(2, generation)
-        in_time(max(event["t"] for event in small.values()) - moment, 1.5 + 1.0, "going on without a dead host")
+        in_time(max(event["t"] for event in small.values()) - moment, 1.5 + 1.0, "continuing without a dead host")
         found[2].start_sshd()
         full = job.world(3, small[0]["generation"], seconds=60)
         print(f"detect {sorted(detect)[-3:]}")
-        in_time(sorted(detect)[-2], DETECT_S + 0.3, "hearing of a death, beside 0.3 s for the kill to be sent,")
+        in_time(sorted(detect)[-2], DETECT_S + 0.3, "detecting a death, besides 0.3 s to send the kill,")
         job.finish()
         no_split_brain(job)

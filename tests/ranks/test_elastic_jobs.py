@@ -116,8 +116,8 @@ def test_row_5_a_stopped_rank_is_evicted_fenced_and_rejoins(tmp_path: Path) -> N
 def test_rows_7_and_37_a_rank_that_only_seems_dead_is_not_evicted(tmp_path: Path) -> None:
     """The GIL held for longer than eviction takes; all frozen at once; a debugger attached to one."""
     held = 70 if LONG else 7
-    words = ["-np", "2", "--min-np", "1", *([] if LONG else ["--stall-note-seconds", "2"])]
-    with ElasticJob(words, tmp_path, {"JOB_GIL": str(held)}) as job:
+    arguments = ["-np", "2", "--min-np", "1", *([] if LONG else ["--stall-note-seconds", "2"])]
+    with ElasticJob(arguments, tmp_path, {"JOB_GIL": str(held)}) as job:
         full = job.world(2)
         job.orders.write_text(f"gil {full[1]['pid']}")
         job.wait(lambda: job.of(full[1]["pid"], "gil"), 20)
@@ -165,13 +165,13 @@ def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_t
 def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
     """2 -> 4 -> 1 -> 3, then two changes within a second."""
     listed, script = discover(tmp_path, "localhost:2\n")
-    words = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script)]
+    arguments = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script)]
 
     def change(text: str) -> None:
         (tmp_path / "new").write_text(text)
-        (tmp_path / "new").rename(listed)  # nobody may find it empty
+        (tmp_path / "new").rename(listed)  # no reader may find it empty
 
-    with ElasticJob(words, tmp_path) as job:
+    with ElasticJob(arguments, tmp_path) as job:
         found = job.world(2)
         for text, size in (("localhost:2\n127.0.0.1:2", 4), ("127.0.0.1:1", 1), ("127.0.0.1:1\nlocalhost:2", 3)):
             before = {event["pid"] for event in found.values()}
@@ -197,8 +197,8 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
 
 
 def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Path) -> None:
-    words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2"]
-    with ElasticJob(words, tmp_path, {"JOB_CHILDREN": "1"}) as job:
+    arguments = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2"]
+    with ElasticJob(arguments, tmp_path, {"JOB_CHILDREN": "1"}) as job:
         full = job.world(4)
         first, second = parent_of(full[0]["pid"]), parent_of(full[3]["pid"])
         assert first != second and parent_of(full[2]["pid"]) == second
@@ -207,7 +207,7 @@ def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Pat
         moment = kill(second)
         small = job.world(2, full[0]["generation"])
         assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
-        in_time(max(e["t"] for e in small.values()) - moment, 2.0, "going on without a host whose agent was killed")
+        in_time(max(e["t"] for e in small.values()) - moment, 2.0, "continuing without a host whose agent was killed")
         job.wait(lambda: not any(map(alive, [*doomed, *below])), what="the end of all that was below the agent")
         in_time(time.monotonic() - moment, 4.0, "the end of all that was below the agent")
         full = job.world(4, small[0]["generation"])
@@ -274,8 +274,8 @@ def test_row_21_a_job_that_survives_its_launcher(tmp_path: Path) -> None:
 def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "saves"
     folder.mkdir()
-    words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--drain-timeout", "10"]
-    with ElasticJob(words, tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
+    arguments = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--drain-timeout", "10"]
+    with ElasticJob(arguments, tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
         full = job.world(4)
         doomed = [full[2]["pid"], full[3]["pid"]]
         agent = parent_of(doomed[0])
@@ -356,16 +356,16 @@ def count_to(target: int) -> tuple[int, int, int]:
             stamp = float(runtime.notifications.pending()[0])
             found = hvd.allreduce(np.array([float(done), stamp]), op=hvd.Max, name="count")
             done = int(found[0]) + 1
-            time.sleep(0.005)  # sleep: what a step computes
+            time.sleep(0.005)  # sleep: stands for the computation of a step
             if done >= 50 and os.environ["FARANDOLE_WORKER"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
             if found[1]:
                 raise HostsUpdatedInterrupt
         except (HorovodInternalError, HostsUpdatedInterrupt):
             runtime.reset(done)
-    place = hvd.rank(), done, runtime.world.session.generation
+    seen = hvd.rank(), done, runtime.world.session.generation
     hvd.shutdown()
-    return place
+    return seen
 
 
 def always_wrong() -> None:
@@ -393,7 +393,7 @@ def test_run_with_ranks_that_come_and_go() -> None:
     import farandole
 
     found = farandole.run(count_to, (300,), num_proc=3, min_num_proc=2)
-    assert [place[:2] for place in found] == [(0, 300), (1, 300)] and found[0][2] >= 2  # one has died
+    assert [seen[:2] for seen in found] == [(0, 300), (1, 300)] and found[0][2] >= 2  # one has died
     with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited") as caught:
         farandole.run(always_wrong, num_proc=2, min_num_proc=1, verbose=False)
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.args == ("mine",)
@@ -407,8 +407,8 @@ def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
     fails = "import os, sys\nos.environ['FARANDOLE_WORKER'] == '0' or sys.exit(3)\n"
     from elastic import PROGRAM
 
-    words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
-    with ElasticJob(words, tmp_path, program=fails + PROGRAM) as job:
+    arguments = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
+    with ElasticJob(arguments, tmp_path, program=fails + PROGRAM) as job:
         assert job.process.wait(60) == 3 and job.lines_with("-np"), job.tail()
 
 
@@ -432,8 +432,8 @@ os._exit(3)
 
 
 def test_survivors_of_a_job_that_ends_have_time_to_report_their_error(tmp_path: Path) -> None:
-    words = ["-np", "2", "--min-np", "1", "--reset-limit", "0", "--survivor-grace-seconds", "0"]
-    with ElasticJob(words, tmp_path, program=SAYS_WHY) as job:
+    arguments = ["-np", "2", "--min-np", "1", "--reset-limit", "0", "--survivor-grace-seconds", "0"]
+    with ElasticJob(arguments, tmp_path, program=SAYS_WHY) as job:
         assert job.process.wait(40) == 7, job.tail()
         assert sum("line " in line for line in job.lines) == 20, job.tail()
         assert job.lines_with("failed first"), job.tail()
@@ -455,8 +455,8 @@ def test_heartbeats_cost_a_static_job_nothing(tmp_path: Path) -> None:
 def test_a_discovered_host_whose_rank_fails_is_left_out_unless_slots_are_asked_for(tmp_path: Path) -> None:
     """As in Horovod, with its cool-down; `--blacklist slot` starts another rank, and the living ones stay."""
     _, script = discover(tmp_path, "localhost:2\n127.0.0.1:1\n")
-    words = ["-np", "3", "--min-np", "1", "--host-discovery-script", str(script)]
-    with ElasticJob([*words, "--blacklist-cooldown-range", "3", "4"], tmp_path) as job:
+    arguments = ["-np", "3", "--min-np", "1", "--host-discovery-script", str(script)]
+    with ElasticJob([*arguments, "--blacklist-cooldown-range", "3", "4"], tmp_path) as job:
         found = job.world(3)
         generation = found[0]["generation"]
         kill(next(event["pid"] for event in found.values() if event["host"] == "127.0.0.1"))
@@ -470,7 +470,7 @@ def test_a_discovered_host_whose_rank_fails_is_left_out_unless_slots_are_asked_f
         assert alone[0]["host"] == "127.0.0.1"
         job.finish()
     (tmp_path / "finish").unlink()
-    with ElasticJob([*words, "--blacklist", "slot"], tmp_path) as job:
+    with ElasticJob([*arguments, "--blacklist", "slot"], tmp_path) as job:
         found = job.world(3)
         victim = next(event for event in found.values() if event["host"] == "127.0.0.1")
         kill(victim["pid"])

@@ -34,8 +34,8 @@ def test_row_25_random_losses_lose_and_repeat_nothing(tmp_path: Path) -> None:
         what = f"seed {seed}, run {number}: {ranks} ranks, {length} samples, {batch}, commits every {interval}"
         with ElasticRun(tmp_path / str(number), [PROGRAM, str(length), str(batch), str(interval)], ranks, hosts) as run:
             went_on = [run.kill_at_random(draw, full=False)[0] for _ in range(draw.randrange(1, 5))]
-            assert run.finish() == 0, what + run.words()
-            found, results = run.verdict(), run.results()
+            assert run.finish() == 0, what + run.output()
+            found, results = run.counts(), run.results()
         assert (found.lost, found.duplicated) == (0, 0), what
         for one in results:
             assert one["counters"] == [[key, one["steps"]] for key in range(7)], what
@@ -44,7 +44,8 @@ def test_row_25_random_losses_lose_and_repeat_nothing(tmp_path: Path) -> None:
         records[-1] |= {"went_on_s": went_on, "sizes": sorted(set(results[0]["sizes"])), **vars(found)}
     times = [seconds for record in records for seconds in record["went_on_s"]]
     print(
-        f"seed {seed}: {RUNS} jobs, {len(times)} kills: lost 0, duplicated 0; training went on after {max(times):.2f} s"
+        f"seed {seed}: {RUNS} jobs, {len(times)} kills: lost 0, duplicated 0; training continued "
+        f"after {max(times):.2f} s"
     )
     if os.environ.get("CHAOS_JSON"):
         Path(os.environ["CHAOS_JSON"]).write_text(json.dumps({"seed": seed, "jobs": records}, indent=1))
@@ -60,8 +61,8 @@ def test_row_4_the_loss_of_a_host_loses_no_sharded_part(tmp_path: Path) -> None:
             run.hurt_agent(2 * host, signal.SIGKILL)
             left = set(now["pids"][2:] if host == 0 else now["pids"][:2])
             run.until(lambda later: set(later["pids"]) == left and later["step"] > now["step"] + 20)  # noqa: B023
-        assert run.finish() == 0, run.words()
-        found, last = run.verdict(), run.results()[0]
+        assert run.finish() == 0, run.output()
+        found, last = run.counts(), run.results()[0]
     assert (found.lost, found.duplicated) == (0, 0) and {2, 4} <= set(last["sizes"])
     assert last["counters"] == [[key, last["steps"]] for key in range(7)]
 
@@ -73,8 +74,8 @@ def test_row_23_parts_of_ranks_that_leave_are_taken_over(tmp_path: Path) -> None
         before = run.until(lambda now: now["size"] == 4 and now["step"] > 10)
         run.hurt_agent(3, signal.SIGTERM)
         run.until(lambda now: now["size"] == 2 and now["step"] > before["step"] + 20)
-        assert run.finish() == 0, run.words()
-        found, last = run.verdict(), run.results()[0]
+        assert run.finish() == 0, run.output()
+        found, last = run.counts(), run.results()[0]
     assert (found.lost, found.duplicated) == (0, 0)
     assert last["counters"] == [[key, last["steps"]] for key in range(7)]
 

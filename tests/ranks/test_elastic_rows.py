@@ -1,6 +1,6 @@
 # Rows of docs/faults.md that need a separate job: stopped ranks in static jobs, load, signals.
 # Touches the launcher as users type it, and jobs of tests/ranks/jobs.py.
-"""Long ones are short here and longer with CHAOS_N."""
+"""The waits are short here and longer with CHAOS_N."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from elastic import LONG, PROGRAM, ElasticJob, alive, kill
 from waiting import in_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
-ENDS_S = 1.0
+ENDS_S = 1.0  # from a signal to the end of the job
 
-STEADY = """
+HUNDREDS_OF_STEPS = """
 hvd.init()
 total = np.zeros(1000)
 report(pid=os.getpid())
 for step in range(500):
     total += hvd.allreduce(np.full(1000, float(step % 11) * (rank + 1) / 7), op=hvd.Sum, name="x")
-    time.sleep(0.004)  # sleep: what a step computes
+    time.sleep(0.004)  # sleep: stands for the computation of a step
 report(pid=os.getpid(), sum=total.tobytes().hex()[:64])
 hvd.shutdown()
 """
@@ -34,8 +34,8 @@ hvd.shutdown()
 
 def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
     """The job continues when the rank does, with the same bits; a static job evicts no rank."""
-    undisturbed = jobs.run(STEADY, 2)
-    with jobs.start(STEADY, 2) as job:
+    undisturbed = jobs.run(HUNDREDS_OF_STEPS, 2)
+    with jobs.start(HUNDREDS_OF_STEPS, 2) as job:
         found = jobs.look_until(lambda: jobs.results(job, 1), job)
         kill(found[0]["pid"], signal.SIGSTOP)
         time.sleep(30.0 if LONG else 6.0)  # sleep: it is stopped beyond the time of eviction of an elastic job
@@ -44,14 +44,14 @@ def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
         assert [jobs.results(job, rank)[-1]["sum"] for rank in (0, 1)] == [one["sum"] for one in undisturbed]
 
 
-BUSY = """
+COMPUTE = """
 import time
 def compute(seconds):
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         pass
 """
-IN_STEP = """
+ALLREDUCE_LOOP = """
 import json, os, sys, time
 import numpy as np
 import farandole as hvd
@@ -65,11 +65,11 @@ hvd.shutdown()
 
 @contextlib.contextmanager
 def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
-    """While this goes on, the process runs for a tenth of the time."""
-    turn = f"kill -STOP {pid}; sleep 0.18; kill -CONT {pid}; sleep 0.02"  # sleep: so slow is it
-    words = ["sh", "-c", f"for i in $(seq {int(seconds / 0.2)}); do {turn}; done"]
+    """Inside this context, the process runs only for a tenth of the time."""
+    turn = f"kill -STOP {pid}; sleep 0.18; kill -CONT {pid}; sleep 0.02"  # sleep: stopped for nine tenths of the time
+    command = ["sh", "-c", f"for i in $(seq {int(seconds / 0.2)}); do {turn}; done"]
     began = time.monotonic()
-    with subprocess.Popen(words) as turns:
+    with subprocess.Popen(command) as turns:
         try:
             yield began
         finally:
@@ -79,7 +79,7 @@ def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
 
 
 def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -> None:
-    program = PROGRAM.replace("def work():\n", BUSY + "def work():\n    return compute(0.01)\n", 1)
+    program = PROGRAM.replace("def work():\n", COMPUTE + "def work():\n    return compute(0.01)\n", 1)
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=program) as job:
         full = job.world(2)
         with slowed(full[1]["pid"]) as began:
@@ -94,7 +94,7 @@ def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -
 
 
 def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
-    with ElasticJob(["-np", "2"], tmp_path, program=BUSY + IN_STEP) as job:
+    with ElasticJob(["-np", "2"], tmp_path, program=COMPUTE + ALLREDUCE_LOOP) as job:
         up = job.wait(lambda: [one for one in job.events if one["rank"] == 1], 30.0)
         with slowed(up[0]["pid"]):
             named = "is slow: the others wait for it"
@@ -104,8 +104,8 @@ def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
         assert job.process.wait(60) == 0, job.tail()
 
 
-def test_row_37_busy_cores_evict_nobody(tmp_path: Path) -> None:
-    """Eight ranks with eight busy threads each, on whatever cores there are."""
+def test_row_37_busy_cores_evict_no_rank(tmp_path: Path) -> None:
+    """Eight ranks with eight busy threads each, on any number of cores."""
     busy = """
 def work():
     data = bytes(10**6)
@@ -147,11 +147,13 @@ def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: 
     """The median of three jobs ends within a second. If the first two do, the median does too; no third job runs."""
     took: list[float] = []
     with contextlib.ExitStack() as jobs_at_once:
-        words = ["-np", "2", "--min-np", "1"]
-        for job in [jobs_at_once.enter_context(ElasticJob(words, tmp_path, {"WHERE": where}, STUCK)) for _ in range(2)]:
+        command = ["-np", "2", "--min-np", "1"]
+        for job in [
+            jobs_at_once.enter_context(ElasticJob(command, tmp_path, {"WHERE": where}, STUCK)) for _ in range(2)
+        ]:
             took.append(ended_by(job, number))
     if max(took) > ENDS_S:
-        with ElasticJob(words, tmp_path, {"WHERE": where}, STUCK) as job:
+        with ElasticJob(command, tmp_path, {"WHERE": where}, STUCK) as job:
             took.append(ended_by(job, number))
     print(f"ended after {took} s")
     in_time(sorted(took)[1 if len(took) == 3 else -1], ENDS_S, f"the end of a job with stuck ranks ({took})")
@@ -160,7 +162,7 @@ def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: 
 def ended_by(job: ElasticJob, number: int) -> float:
     """Seconds from the signal to the end of a job whose ranks are stuck."""
     job.wait(lambda: sum("stuck" in line for line in job.lines) == 2)
-    time.sleep(0.3)  # sleep: the line comes before the call in which they wait, and nothing can be seen of that
+    time.sleep(0.3)  # sleep: the line comes before the call in which they wait, and the call itself cannot be observed
     moment = time.monotonic()
     job.process.send_signal(number)
     assert job.process.wait(60) == 128 + number

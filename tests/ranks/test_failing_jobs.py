@@ -56,10 +56,10 @@ def run(body: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("body", CASES)
 def test_row_8_the_rank_with_the_root_cause_is_named(body: str) -> None:
-    code, words, last = CASES[body]
+    code, message, last = CASES[body]
     done = run(body)
     assert done.returncode == code, done.stderr
-    assert " on localhost) failed first: " + words in done.stderr and "rank 1 (process" in done.stderr, done.stderr
+    assert " on localhost) failed first: " + message in done.stderr and "rank 1 (process" in done.stderr, done.stderr
     assert "collateral, because rank 1 was gone: rank 0, 2" in done.stderr, done.stderr
     assert last in done.stderr and done.stderr.count("failed first") == 1
     if "raise" in body:
@@ -98,24 +98,24 @@ def test_row_18_a_rank_that_the_kernel_killed_for_its_memory() -> None:
         pytest.skip("no control group for memory can be made here (needs root and version 1 of control groups)")
     with open("/proc/self/cgroup") as table:
         own = next(line.rstrip("\n").split(":", 2)[2] for line in table if ":memory:" in line)
-    place = above / own.lstrip("/") / f"farandole-test-{secrets.token_hex(4)}"
+    folder = above / own.lstrip("/") / f"farandole-test-{secrets.token_hex(4)}"
     try:
-        place.mkdir()
-        (place / "memory.limit_in_bytes").write_text(str(300 << 20))
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(300 << 20))
     except OSError as error:
         pytest.skip(f"no control group for memory can be made here: {error}")
     try:
-        enter = f"echo $$ > {shlex.quote(str(place))}/cgroup.procs && exec "
+        enter = f"echo $$ > {shlex.quote(str(folder))}/cgroup.procs && exec "
         code = "import os, time\nif os.environ['RANK'] == '1':\n    hog = b'x' * (600 << 20)\n"
         code += "time.sleep(60)"  # sleep: until it is killed
-        words = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code]
+        message = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code]
         env = {**os.environ, "PYTHONPATH": SOURCE}
-        script = enter + shlex.join(words)
+        script = enter + shlex.join(message)
         done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 137, done.stderr
         assert "rank 1 (process" in done.stderr and "killed by the kernel: out of memory" in done.stderr, done.stderr
     finally:
-        place.rmdir()
+        folder.rmdir()
 
 
 LITTLE_MEMORY = """
@@ -138,10 +138,10 @@ hvd.shutdown()
 
 def test_row_18_memory_that_runs_out_is_an_error_on_every_rank() -> None:
     """The rank without memory reports this; the others report that this rank cannot continue. No rank aborts."""
-    words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
+    message = [sys.executable, "-m", "farandole", "run", "-np", "2"]
     env = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(
-        [*words, sys.executable, "-c", LITTLE_MEMORY], env=env, capture_output=True, text=True, timeout=60
+        [*message, sys.executable, "-c", LITTLE_MEMORY], env=env, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     text = "cannot allocate 134217728 bytes for a result"

@@ -189,4 +189,4 @@ def test_killing_any_rank_at_any_point_is_seen_by_all_survivors(record_property:
     assert not failed, f"{len(failed)} of {len(records)} cells:\n" + "\n".join(failed[:20])
     assert len(records) >= FEWEST_CELLS
     assert summary["with children"] * 4 >= len(records)
-    in_time(percentile(times, 0.99), DETECTION_P99_S, f"hearing of a death (p99 of {summary})")
+    in_time(percentile(times, 0.99), DETECTION_P99_S, f"detecting a death (p99 of {summary})")

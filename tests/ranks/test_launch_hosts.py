@@ -51,7 +51,7 @@ def reports(text: str) -> list[list[object]]:
     )
 
 
-def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
+def seconds_until_job_ended(hosts: bed.Bed, seconds: float = 2.0) -> float:
     """The time until no host has a process or a file of the job."""
 
     def left() -> list[object]:
@@ -67,8 +67,8 @@ def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
 
 def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
     with bed.hosts(3, ssh=True) as hosts:
-        words = [*RUN, "-np", "5", "-H", "host1:2,host2:1,host3:4", sys.executable, "-c", SUM]
-        done = hosts[0].run(words, ENVIRONMENT, cwd="/usr")
+        command = [*RUN, "-np", "5", "-H", "host1:2,host2:1,host3:4", sys.executable, "-c", SUM]
+        done = hosts[0].run(command, ENVIRONMENT, cwd="/usr")
         found = reports(done.stdout)
         places = [
             ("host1", 0, 0, 0, 3),
@@ -83,7 +83,7 @@ def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
         assert isinstance(variables, dict) and variables["MINE"] == ENVIRONMENT["MINE"]
         assert (variables["RANK"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "0", "2")
         assert (variables["MASTER_ADDR"], variables["HOME"]) == (hosts[0].address, bed.HOME)
-        gone(hosts)
+        seconds_until_job_ended(hosts)
 
 
 def test_functions_run_on_hosts_and_their_results_come_back() -> None:
@@ -98,7 +98,7 @@ def test_functions_run_on_hosts_and_their_results_come_back() -> None:
         done = hosts[0].run([sys.executable, "-c", code], ENVIRONMENT)
         size = 5 << 20
         assert done.stdout == f"[('host1', 0, {size}), ('host2', 1, {size}), ('host2', 2, {size})]\n"
-        gone(hosts)
+        seconds_until_job_ended(hosts)
 
 
 @pytest.mark.parametrize("dead", [0, 1])
@@ -114,7 +114,7 @@ def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
         assert [one[5] for one in found] == [6.0] * 3
         assert all(dict(one[7])["MASTER_ADDR"] == hosts[0].addresses[live] for one in found)  # type: ignore[call-overload]
         assert all((host.counters(live) - old).sent > 8000 for host, old in zip(hosts, before, strict=True))
-        gone(hosts)
+        seconds_until_job_ended(hosts)
         wrong = ["--network-interfaces", f"eth{1 + dead}", "--start-timeout", "15"]
         done = hosts[0].run([*RUN, "-np", "2", *wrong, "-H", "host1,host2", "true"], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "cannot reach the launcher" in done.stderr, done.stderr
@@ -122,7 +122,7 @@ def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
             [*RUN, "-np", "2", "--network-interfaces", "eth9", "-H", "host2:2", "true"], ENVIRONMENT, check=False
         )
         assert done.returncode != 0 and "no interface eth9" in done.stderr and "eth1" in done.stderr, done.stderr
-        gone(hosts)
+        seconds_until_job_ended(hosts)
 
 
 def test_hosts_with_a_problem_are_named_with_a_remedy() -> None:
@@ -138,13 +138,13 @@ def test_hosts_with_a_problem_are_named_with_a_remedy() -> None:
             (["-H", "host2:2", "--remote-python", "/run/host/old"], "needs Python 3.11", "--remote-python"),
             (["-H", "host2:2"], "no-such-program", "on host2"),
         ]
-        for words, said, remedy in cases:
+        for command, said, remedy in cases:
             began = time.monotonic()
-            done = hosts[0].run([*RUN, "-np", "2", *words, "no-such-program"], ENVIRONMENT, check=False)
-            assert done.returncode != 0 and said in done.stderr and remedy in done.stderr, (words, done.stderr)
+            done = hosts[0].run([*RUN, "-np", "2", *command, "no-such-program"], ENVIRONMENT, check=False)
+            assert done.returncode != 0 and said in done.stderr and remedy in done.stderr, (command, done.stderr)
             assert "Traceback" not in done.stderr
-            in_time(time.monotonic() - began, 12.0, f"saying what is wrong with {words}")
-            gone(hosts)
+            in_time(time.monotonic() - began, 12.0, f"saying what is wrong with {command}")
+            seconds_until_job_ended(hosts)
         (hosts[1].files / "authorized_keys").write_text("")
         done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "Permission denied" in done.stderr and "ssh-copy-id" in done.stderr
@@ -152,7 +152,7 @@ def test_hosts_with_a_problem_are_named_with_a_remedy() -> None:
         home.write_text("")
         done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "--ssh-accept-new" in done.stderr, done.stderr
-        gone(hosts)
+        seconds_until_job_ended(hosts)
 
 
 def test_a_host_that_answers_after_the_timeout() -> None:
@@ -161,9 +161,9 @@ def test_a_host_that_answers_after_the_timeout() -> None:
         program = hosts[1].files / "slow"
         program.write_text(slow)
         program.chmod(0o755)
-        words = ["--start-timeout", "2", "-H", "host2:2", "--remote-python", "/run/host/slow", "true"]
+        command = ["--start-timeout", "2", "-H", "host2:2", "--remote-python", "/run/host/slow", "true"]
         began = time.monotonic()
-        done = hosts[0].run([*RUN, "-np", "2", *words], ENVIRONMENT, check=False)
+        done = hosts[0].run([*RUN, "-np", "2", *command], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "did not answer in time" in done.stderr and "--start-timeout" in done.stderr
         in_time(time.monotonic() - began, 10.0, "a start with a timeout of 2 s")
         hosts[1].kill()  # the slow program itself is the host's: it never became an agent
@@ -188,9 +188,9 @@ os._exit(3)
 
 def test_when_an_agent_is_lost_ranks_of_other_hosts_have_time_to_report_their_error() -> None:
     with bed.hosts(2, ssh=True) as hosts:
-        words = [*RUN, "-np", "3", "--survivor-grace-seconds", "50", "-H", "host1:1,host2:2"]
+        command = [*RUN, "-np", "3", "--survivor-grace-seconds", "50", "-H", "host1:1,host2:2"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with hosts[0].start([*words, sys.executable, "-c", SAYS_WHY], ENVIRONMENT, **pipes) as launcher:
+        with hosts[0].start([*command, sys.executable, "-c", SAYS_WHY], ENVIRONMENT, **pipes) as launcher:
             try:
                 assert launcher.stdout is not None
                 assert all("up" in launcher.stdout.readline() for _ in range(3))
@@ -203,14 +203,14 @@ def test_when_an_agent_is_lost_ranks_of_other_hosts_have_time_to_report_their_er
         assert [line.partition("line ")[2] for line in output.splitlines()] == [f"{one} PeerLost" for one in range(20)]
         assert "the agent on host2 was lost, and its ranks 1, 2 with it" in complained
         assert "failed first" not in complained
-        gone(hosts)
+        seconds_until_job_ended(hosts)
 
 
 def victims(hosts: bed.Bed, who: str) -> list[int]:
-    found = {pid: (host.name, words) for host in hosts for pid, words in host.processes().items()}
+    found = {pid: (host.name, command) for host in hosts for pid, command in host.processes().items()}
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if Path(f"/proc/{pid}").exists()}
     if who == "launcher":
-        return [pid for pid, (_, words) in found.items() if "-m farandole run" in words]
+        return [pid for pid, (_, command) in found.items() if "-m farandole run" in command]
     if who == "ssh":
         return [pid for pid, name in names.items() if name == "ssh"]
     if who == "rank":
@@ -227,9 +227,9 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> N
     worst = 0.0
     with bed.hosts(2, ssh=True) as hosts:
         for turn in range(MOMENTS):
-            words = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", WITH_CHILDREN]
+            command = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", WITH_CHILDREN]
             pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            with hosts[0].start(words, ENVIRONMENT, **pipe) as launcher:
+            with hosts[0].start(command, ENVIRONMENT, **pipe) as launcher:
                 try:
                     assert launcher.stdout is not None
                     if turn == 0:
@@ -238,7 +238,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> N
                         time.sleep(draw.uniform(0.0, 1.0))  # sleep: the fault comes at any moment
                     found = until(lambda: victims(hosts, who), 60.0, f"no {who}", lambda: launcher.poll() is None)
                     os.kill(draw.choice(found), signal.SIGKILL)
-                    worst = max(worst, gone(hosts))
+                    worst = max(worst, seconds_until_job_ended(hosts))
                     assert launcher.wait(60) != 0
                 finally:
                     launcher.kill()

@@ -1,4 +1,4 @@
-# One tensor in several places, and results whose memory is used again. Ranks as threads.
+# One tensor in several pieces of memory, and results whose memory is used again. Ranks as threads.
 # Touches the native engine through World.
 """The place in memory must not matter: results are compared, bit for bit, with those of the same data in one piece."""
 
@@ -52,12 +52,12 @@ def test_pieces_that_do_not_fit_are_refused_and_the_job_goes_on() -> None:
     good = scattered([part], Request(Kind.ALLREDUCE, "x"))
 
     def body(engine: Engine, _: int) -> Any:
-        for bad, said in [
+        for bad, message in [
             (replace(good, pieces=np.array([[part.ctypes.data, 8]])), "the pieces have 8 bytes, the tensor 16"),
             (replace(good, pieces=np.array([[0, 16]])), "needs an address"),
             (replace(good, kind=Kind.BROADCAST, peer=0), "only an allreduce"),
         ]:
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 engine.submit([bad])
         return do(engine, good)
 

@@ -29,7 +29,7 @@ TOPOLOGIES = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [name for name in TOPOLOGIES if "native" in ENGINES or "python" in name])
-def test_real_ranks(name: str) -> None:
+def test_random_programs_on_real_ranks(name: str) -> None:
     hosts, env = TOPOLOGIES[name]
     numbers = [sorted(set(hosts), key=hosts.index).index(host) for host in hosts]
     sets = groups_of(len(hosts))

@@ -44,12 +44,12 @@ def test_three_overlapping_pairs_in_cyclic_orders(engine: str, links: str) -> No
         chance = random.Random(rank)
         for turn in range(rounds_for(engine)):
             # Rank 0 begins with {0, 1}, rank 1 with {1, 2}, rank 2 with {0, 2}: each waits for the next.
-            mine = [index for index in (rank, (rank + 1) % 3, (rank + 2) % 3) if rank in pairs[index]]
+            own_pairs = [index for index in (rank, (rank + 1) % 3, (rank + 2) % 3) if rank in pairs[index]]
             if turn % 2:
-                chance.shuffle(mine)
+                chance.shuffle(own_pairs)
             named = "pair" if turn % 3 else None
-            begun = [begin_sum(engine_, turn + rank, named, numbers[index]) for index in mine]
-            for index, (handle, output) in zip(mine, begun, strict=True):
+            begun = [begin_sum(engine_, turn + rank, named, numbers[index]) for index in own_pairs]
+            for index, (handle, output) in zip(own_pairs, begun, strict=True):
                 engine_.wait(handle, 10.0)
                 assert output[0] == 2 * turn + sum(pairs[index])
 
@@ -59,7 +59,7 @@ def test_three_overlapping_pairs_in_cyclic_orders(engine: str, links: str) -> No
 
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_pipeline_of_sends_beside_reductions(engine: str, links: str) -> None:
+def test_pipeline_of_sends_during_reductions(engine: str, links: str) -> None:
     """1F1B: activations go up the ranks, gradients down, reductions run in between, in random orders."""
     batches = 3
 
@@ -184,11 +184,11 @@ def test_a_step_that_is_a_subset_of_the_last_one(links: str, who: str, way: str)
 
             def body(engine: Engine, rank: int) -> None:
                 teach(engine, PLAN)
-                mine = subset if rank in few else PLAN
+                own_pairs = subset if rank in few else PLAN
                 begun: dict[str, tuple[int, Array]] = {}
 
                 def step() -> None:
-                    begun.update({name: begin_sum(engine, 1.0, name) for name in mine})
+                    begun.update({name: begin_sum(engine, 1.0, name) for name in own_pairs})
                     WAYS[way](engine, [begun[name] for name in subset])
 
                 clock.measure(rank, step)
@@ -234,11 +234,11 @@ def test_join_at_every_position_of_a_known_plan(links: str, fused: bool) -> None
 
             def body(engine: Engine, rank: int) -> None:
                 teach(engine, PLAN)
-                mine = PLAN[:position] if rank == leaver else PLAN
+                own_pairs = PLAN[:position] if rank == leaver else PLAN
                 begun: dict[str, tuple[int, Array]] = {}
 
                 def step() -> None:
-                    begun.update({name: begin_sum(engine, 1.0, name) for name in mine})
+                    begun.update({name: begin_sum(engine, 1.0, name) for name in own_pairs})
                     join = engine.submit([Request(Kind.JOIN)])[0] if rank == leaver else None
                     for handle, _ in begun.values():
                         engine.wait(handle, 5.0)

@@ -89,7 +89,7 @@ class Master:
         self.server.stop()
 
 
-def test_ranks_of_a_foreign_master_meet_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_another_master_program_join_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch)
     try:
         first = [master.start(), master.start()]
@@ -108,23 +108,26 @@ def test_ranks_of_a_foreign_master_meet_again_and_again(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        ({HOROVOD_SECRET_KEY: None}, "_HOROVOD_SECRET_KEY is not: ranks meet only where they can prove"),
+        ({HOROVOD_SECRET_KEY: None}, "_HOROVOD_SECRET_KEY is not: ranks join only where they can prove"),
         ({HOROVOD_SECRET_KEY: "abc"}, "expected 32 bytes in base64"),
         ({"HOROVOD_GLOO_RENDEZVOUS_PORT": "x"}, "is not a number"),
-        ({HOROVOD_SECRET_KEY: "A" * 43 + "=", "HOROVOD_START_TIMEOUT": "1"}, "got no place from the RendezvousServer"),
+        (
+            {HOROVOD_SECRET_KEY: "A" * 43 + "=", "HOROVOD_START_TIMEOUT": "1"},
+            "cannot join through the RendezvousServer",
+        ),
         ({"HOROVOD_START_TIMEOUT": "1"}, "its plan is for 1 ranks"),
     ],
 )
 def test_a_rank_that_cannot_join_gets_the_reason(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str | None], said: str
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str | None], message: str
 ) -> None:
     master = Master(monkeypatch)
     try:
         master.server.init(get_host_assignments(parse_hosts("one:1"), 1))
         worker = master.start(**more)
         _, errors = worker.communicate("0 2\n", timeout=60)
-        assert worker.returncode != 0 and said in errors, errors
+        assert worker.returncode != 0 and message in errors, errors
     finally:
         master.close()

@@ -69,7 +69,7 @@ hvd.shutdown()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_ranks_that_give_init_different_sets_all_hear_of_it(engine: str) -> None:
+def test_ranks_that_give_init_different_sets_all_get_an_error(engine: str) -> None:
     body = (
         REFUSED
         + """
@@ -157,7 +157,7 @@ hvd.shutdown()
     assert "rank 1 could not make process set" in zero["said"], zero
 
 
-def test_a_group_with_a_member_that_has_left_says_so() -> None:
+def test_an_operation_names_the_member_that_has_left() -> None:
     body = """
 hvd.init()
 if rank == 1:

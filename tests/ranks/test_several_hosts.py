@@ -108,7 +108,7 @@ def test_the_ring_too_puts_the_least_possible_on_every_wire(three: bed.Bed) -> N
         assert holds(sent, least) and holds(received, least), (sent, received, least)
 
 
-def test_ranks_of_one_host_send_nothing_over_the_wire(three: bed.Bed) -> None:
+def test_ranks_of_one_host_send_nothing_over_the_network(three: bed.Bed) -> None:
     with job.start([three[0]] * 2, BODY % BYTES + REDUCE + OTHERS + END) as ranks:
         for report in ranks.results():
             assert all(sent < 64 << 10 and right for sent, _, right in report.values()), report
@@ -142,10 +142,10 @@ os._exit(0)  # the survivors of a static job have nothing more to say
         moment = time.monotonic()
         hosts[2].kill()
         for rank in (0, 1):
-            heard = ranks.wait_for(rank, 2)
-            assert heard["lost"] in (2, 3), heard
+            reports = ranks.wait_for(rank, 2)
+            assert reports["lost"] in (2, 3), reports
             # The target of 250 ms at p99 is measured elsewhere.
-            in_time(heard["at"] - moment, 2.0, "hearing that a host has died")
+            in_time(reports["at"] - moment, 2.0, "hearing that a host has died")
 
 
 NOWHERE = bed.Network("10.77.1", connects=False)

@@ -240,7 +240,7 @@ def test_tuning_at_init_is_done_once_and_remembered(hosts: list[str], tmp_path: 
     kept = json.loads(file.read_text())
     assert [each["tuning"] for each in first] == [list(kept["values"].values())] * len(hosts)
     assert [each["sums"] for each in first] == [each["sums"] for each in plain]
-    # The next job believes the file, and writes none.
+    # The next job uses the file, and writes none.
     kept["values"]["spin_us"] = 77
     file.write_text(json.dumps(kept))
     before = file.stat().st_mtime_ns

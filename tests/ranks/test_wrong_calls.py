@@ -349,9 +349,9 @@ def test_a_name_is_free_again_when_a_later_send_or_receive_has_finished(later: s
             [last] = behind.submit([request(Kind.ALLGATHER)])
             until(lambda last=last: behind.handles[last].done)  # type: ignore[misc]  # polling it would free the name
             there, here = (ahead, behind) if later == "receive" else (behind, ahead)
-            parcel = Request(Kind.SEND, None, ONES, None, peer=1 if later == "receive" else 0)
-            [sent] = there.submit([parcel])
-            do(here, Request(Kind.RECEIVE, None, None, np.empty_like(ONES), peer=1 - parcel.peer), 5.0)
+            send = Request(Kind.SEND, None, ONES, None, peer=1 if later == "receive" else 0)
+            [sent] = there.submit([send])
+            do(here, Request(Kind.RECEIVE, None, None, np.empty_like(ONES), peer=1 - send.peer), 5.0)
             there.wait(sent, 5.0)
             ahead.wait(first, 5.0)
             [again] = behind.submit([request(Kind.ALLGATHER)])

@@ -1,9 +1,9 @@
-# Time in tests: waiting for events, checking promised times, measuring how busy the machine was.
-# Touches the clocks, and what /proc tells of processors and of this process's children.
-"""`until(ready)` waits for an event; `in_time(took, limit, what)` is for a promise that is a time.
+# Time in tests: waiting for events, checking time limits, measuring the load of the machine.
+# Touches the clocks, and /proc for CPU time and for the children of this process.
+"""`until(ready)` waits for an event; `in_time(took, limit, what)` checks a time limit.
 
-A test that was too slow while the machine worked for others begins again (tests/conftest.py uses `again_when_busy`);
-each such try is printed, and the last lines of the run count them.
+A test that was too slow while other programs used the machine is repeated (tests/conftest.py uses `again_when_busy`).
+Each such try is printed, and the last lines of the run count them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-TRIES = 3  # of a test, as long as each was too slow on a busy machine
+TRIES = 3  # of a test, if each was too slow on a busy machine
 PATIENT = 5.0  # a wait of at least this many seconds is extended on a busy machine
-BUSY = 0.2  # of the processors' time went to others: a machine that is busy
+BUSY = 0.2  # the machine is busy if other programs used at least this part of its CPU time
 STOLEN = 0.05  # the same for time that the host of a virtual machine gave to others
 T = TypeVar("T")
 repeated: list[str] = []  # tries of tests that were too slow on a busy machine; conftest.py prints them at the end
@@ -32,9 +32,9 @@ def until(
     alive: Callable[[], bool] = lambda: True,
     every: float = 0.005,
 ) -> T:
-    """What `ready()` gives, once it gives something; a TimeoutError with `what` when that does not happen in time, or
-    cannot happen any more (`alive`). An event that takes seconds gets as much time again where others had the
-    processors: it is no promise of a time."""
+    """Waits until `ready()` returns something true, and returns it. Raises TimeoutError with `what` after `timeout`
+    seconds, or if it cannot happen any more because `alive()` is false. A timeout of some seconds is longer while other
+    programs use the machine, because the test does not check a time."""
     began, turn = Moment.now(), 1
     while not (found := ready()):
         living = alive()
@@ -43,8 +43,8 @@ def until(
             turn += 1
             repeated.append(f"an event did not come within {timeout:g} s; {spent}")
         elif living and not late:
-            time.sleep(every)  # sleep: between two looks; everything else that looks again and again does it here
-        elif not (found := ready()):  # what came to an end may have done it just before
+            time.sleep(every)  # sleep: between two checks; all other code that polls calls this function
+        elif not (found := ready()):  # it may have become ready just before the end
             text = what if isinstance(what, str) else str(what())
             end = f"within {timeout:g} s" if living else "before the end"
             raise TimeoutError(f"did not come about {end}: {text}")
@@ -75,15 +75,15 @@ class TooSlow(AssertionError):
 
 
 def in_time(took: float, limit: float, what: str) -> None:
-    """The promise is a time: `took` seconds are at most `limit`."""
+    """Raises TooSlow if `took` seconds are more than `limit`."""
     if took > limit:
-        raise TooSlow(f"{what} took {took:.3f} s; at most {limit:g} s is what is promised")
+        raise TooSlow(f"{what} took {took:.3f} s; the limit is {limit:g} s")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What the clocks say: the wall's, and in seconds of processors what this process with its children has used, what
-    all have used, and what was stolen."""
+    """The time, and CPU seconds: of this process with its children (`own`), of all processes (`used`), and those that
+    the host of a virtual machine gave to others (`stolen`)."""
 
     wall: float
     own: float
@@ -107,7 +107,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Spent:
-    """Between two moments."""
+    """Time and CPU seconds between two moments."""
 
     wall: float
     own: float
@@ -117,36 +117,35 @@ class Spent:
 
     @property
     def busy(self) -> bool:
-        """Whether other programs used so much processor time that this explains the delay."""
+        """Whether other programs used so much CPU time that this explains the delay."""
         whole = self.wall * self.cores
         return self.others + self.stolen > BUSY * whole or self.stolen > STOLEN * whole
 
     def __str__(self) -> str:
         whole = max(1e-9, self.wall * self.cores)
         return (
-            f"{self.wall:.2f} s, {self.own:.2f} s of processors in the test's processes; of {self.cores} processors "
+            f"{self.wall:.2f} s, {self.own:.2f} CPU s in the test's processes; of the CPU time of {self.cores} cores "
             f"{self.others / whole:.0%} went to others and {self.stolen / whole:.0%} was stolen; load "
             + " ".join(f"{load:.1f}" for load in os.getloadavg())
         )
 
 
 def _own_seconds() -> float:
-    """The processor time of this process, of children that it has reaped, and of all living descendants."""
+    """The CPU time of this process, of children that it has reaped, and of all living descendants."""
     times = os.times()
     found = times.user + times.system + times.children_user + times.children_system
     ticks, below = os.sysconf("SC_CLK_TCK"), children_of(os.getpid())
     for pid in below:
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found += sum(map(int, words[11:15])) / ticks
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found += sum(map(int, fields[11:15])) / ticks
             below += children_of(pid)
     return found
 
 
 def children_of(pid: int) -> list[int]:
-    """Its child processes, including dead ones that are not reaped. Most kernels list them; to look at every process of
-    the
-    machine, before and after each test, takes longer than most tests."""
+    """The child processes of `pid`, including dead ones that are not reaped. Most kernels list them; otherwise every
+    process of the machine must be read, which takes longer than most tests."""
     found: list[int] = []
     if _kernel_lists_children():
         with contextlib.suppress(OSError):
@@ -167,7 +166,7 @@ def _kernel_lists_children() -> bool:
 
 
 def again_when_busy(test: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """The test, which begins again when it was too slow because of others and `seconds` leave time for it."""
+    """The test, repeated if it was too slow on a busy machine and if `seconds` leave time for another try."""
 
     @functools.wraps(test)
     def tries(**fixtures: Any) -> Any:

@@ -1,4 +1,4 @@
-# Attackers: send everything but the truth to an address.
+# Attacks on an address: everything except a correct handshake.
 # Touches sockets.
 """`say(address, data)` and the table `attacks`."""
 
@@ -48,7 +48,7 @@ def greeting(role: Role = Role.CALLER) -> bytes:
 
 
 def attacks(bomb: str) -> dict[str, bytes]:
-    """What strangers say, by name; the empty one just connects and closes."""
+    """The bytes of each attack, by its name; the empty one only connects and closes."""
     http = b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: " + b"x" * 100 + b"\r\n\r\n"
     return {
         "nothing": b"",

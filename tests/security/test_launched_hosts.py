@@ -1,5 +1,5 @@
-# Rows 32 and 35 across hosts: while a job started over ssh trains, the secret shows nowhere, nobody listens, and
-# another user of a host gets at nothing. Touches the bed of tests/bed, and /proc of every process in it.
+# Rows 32 and 35 across hosts: while a job started over ssh trains, the secret is visible nowhere, no process listens,
+# and another user of a host has access to nothing. Touches the bed of tests/bed, and /proc of every process in it.
 from __future__ import annotations
 
 import base64
@@ -122,11 +122,11 @@ def showing(hosts: bed.Bed, secret: bytes) -> list[str]:
 def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
     with bed.hosts(3, ssh=True) as hosts, training(hosts) as launcher:
         assert launcher.stdout is not None
-        said = ""
-        while said.count("trains 4") < 4:
+        printed = ""
+        while printed.count("trains 4") < 4:
             line = launcher.stdout.readline()
-            assert line, said
-            said += line
+            assert line, printed
+            printed += line
         secret = secret_of(hosts)
         assert len(secret) == 32
         kinds = {command.split(" ")[0] for host in hosts for command in host.processes().values()}
@@ -139,7 +139,7 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
             leak.kill()
         assert len(seen) == 1, "a leak would be seen"
         for host in hosts:
-            assert host.listening() == [("0.0.0.0", 22)], "but for sshd, nobody listens"
+            assert host.listening() == [("0.0.0.0", 22)], "only sshd listens"
             folders = [str(path.relative_to(f"/proc/{host.pid}/root")) for path in of_ours(host) if path.is_dir()]
             spied = json.loads(host.run([sys.executable, "-c", SPY, *(f"/{folder}" for folder in folders)]).stdout)
             assert spied["tried"] >= 3 and spied["got"] == [], (host.name, spied)
@@ -147,9 +147,9 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
                 assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path
         for host in hosts:
             (host.files / "end").touch()
-        said += launcher.stdout.read()
-        assert launcher.wait(60) == 0, said
-        assert not any(form.decode("latin1") in said for form in forms(secret))
+        printed += launcher.stdout.read()
+        assert launcher.wait(60) == 0, printed
+        assert not any(form.decode("latin1") in printed for form in forms(secret))
         ended = time.monotonic()
         until(lambda: not any(host.processes() for host in hosts), what=lambda: [host.processes() for host in hosts])
         in_time(time.monotonic() - ended, 2.0, "the end of all processes of the job")
@@ -183,10 +183,10 @@ def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
     with bed.hosts(2, ssh=True) as hosts:
         versions = [package_version(), "9.9.9"]
         for host, version in zip(hosts, versions, strict=True):
-            place = host.files / "checkout"
+            checkout = host.files / "checkout"
             skip = shutil.ignore_patterns("*.so")  # no rank is ever started
-            shutil.copytree(Path(SOURCE, "farandole"), place / "src" / "farandole", ignore=skip)
-            (place / "VERSION").write_text(version + "\n")
+            shutil.copytree(Path(SOURCE, "farandole"), checkout / "src" / "farandole", ignore=skip)
+            (checkout / "VERSION").write_text(version + "\n")
         began = time.monotonic()
         done = hosts[0].run(launch(["host2"], TELL), {"PYTHONPATH": "/run/host/checkout/src"}, check=False)
         assert done.returncode != 0 and "told" not in done.stdout
@@ -229,7 +229,7 @@ def test_a_static_job_on_one_host_listens_nowhere_once_it_runs() -> None:
     body = """
 hvd.init()
 report(runs=True)
-hvd.recv(np.zeros(1), 1 - rank)  # until somebody kills it
+hvd.recv(np.zeros(1), 1 - rank)  # until the test kills it
 """
     with jobs.start(body, 2, hosts=["a", "b"]) as job:
         jobs.look_until(lambda: all(jobs.results(job, rank) for rank in range(2)), job)

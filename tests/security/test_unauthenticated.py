@@ -45,9 +45,9 @@ def test_row_28_garbage_on_every_listening_socket_while_ranks_join(tmp_path: Pat
         job.kill(3, signal.SIGUSR1)
         assert job.wait(60) == 0, [job.stdout(rank) + job.stderr(rank) for rank in range(4)]
         reports = [json.loads(job.stdout(rank).splitlines()[-1]) for rank in range(4)]
-        assert all(report["hosts"] == [0, 0, 1, 1] for report in reports), "nobody was driven away from shared memory"
+        assert all(report["hosts"] == [0, 0, 1, 1] for report in reports), "no rank was forced away from shared memory"
         assert job.refused >= len(attacks(bomb)), "each was counted"
-        assert not any(job.stderr(rank) for rank in range(4)), "nobody was logged"
+        assert not any(job.stderr(rank) for rank in range(4)), "no attack was logged"
     assert not os.path.exists(bomb)
 
 
@@ -77,7 +77,7 @@ def test_row_28_a_silent_connection_is_closed_after_two_seconds() -> None:
         assert sock.recv(1) == b"", "closed without a word"
         took = time.monotonic() - began
         assert took > HANDSHAKE_SECONDS - 0.1
-        in_time(took, HANDSHAKE_SECONDS + 3, "the end of a stranger that says no more")
+        in_time(took, HANDSHAKE_SECONDS + 3, "the end of a silent unauthenticated connection")
         assert job.hub.refused == 1
 
 

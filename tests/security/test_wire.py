@@ -81,9 +81,9 @@ def test_rows_28_29_33_an_attacker_on_the_network_changes_no_bit() -> None:
         with job.start([one, two], TRAIN) as ranks:
             undisturbed = digests(ranks)
         close_gates(hosts)
-        with recorder(one) as heard, job.start([one, two], TRAIN) as ranks:
-            assert heard.stdout is not None
-            recorded = heard.stdout.readline().strip()  # rank 0 was accepted with these bytes
+        with recorder(one) as recording, job.start([one, two], TRAIN) as ranks:
+            assert recording.stdout is not None
+            recorded = recording.stdout.readline().strip()  # rank 0 was accepted with these bytes
             assert len(recorded) == 2 * 92
             doors = until_listening(one, 2)
             command = [*ATTACKER, recorded, *(f"{address}:{port}" for address, port in doors)]

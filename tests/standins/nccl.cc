@@ -87,15 +87,15 @@ void collective(Call& call) {
   const std::size_t mine = call.count * item * static_cast<std::size_t>(comm.rank);
   std::vector<std::byte> whole(scatters ? total : 0);  // NCCL needs no such copy
   std::byte* const out = scatters ? whole.data() : call.to;
-  for (std::size_t at = 0; at < total; at += standin::kSlot) {
-    const std::size_t bytes = std::min(standin::kSlot, total - at);
+  for (std::size_t at = 0; at < total; at += standin::kSlotBytes) {
+    const std::size_t bytes = std::min(standin::kSlotBytes, total - at);
     const bool gives = call.what != What::broadcast || comm.rank == call.root;
     const bool on = pass(
         comm,
         [&](std::byte* slot) {
           if (gives) std::memcpy(slot, call.from + at, bytes);
         },
-        [&](std::byte(*slots)[standin::kSlot]) {
+        [&](std::byte(*slots)[standin::kSlotBytes]) {
           if (call.what == What::broadcast) std::memcpy(out + at, slots[call.root], bytes);
           if (call.what == What::all_gather)
             for (int rank = 0; rank < comm.size; ++rank)
@@ -116,7 +116,7 @@ bool message(Call& call) {
   const bool sends = call.what == What::send;
   standin::Mailbox& box = sends ? comm.room->boxes[comm.rank][call.root] : comm.room->boxes[call.root][comm.rank];
   if (box.full.load() != (sends ? 0u : 1u)) return false;
-  const std::size_t bytes = sends ? std::min(standin::kSlot, total - call.moved) : box.bytes.load();
+  const std::size_t bytes = sends ? std::min(standin::kSlotBytes, total - call.moved) : box.bytes.load();
   if (sends) {
     std::memcpy(box.data, call.from + call.moved, bytes);
     box.bytes.store(static_cast<std::uint32_t>(bytes));

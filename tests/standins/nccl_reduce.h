@@ -35,7 +35,7 @@ T combine(T left, T right, NcclOp op) {
 }
 
 template <class Stored, class Sum, class Load, class Store>
-void reduce_as(std::byte* out, std::byte (*slots)[kSlot], int ranks, std::size_t count, NcclOp op, Load load,
+void reduce_as(std::byte* out, std::byte (*slots)[kSlotBytes], int ranks, std::size_t count, NcclOp op, Load load,
                Store store) {
   for (std::size_t i = 0; i < count; ++i) {
     Sum sum{};
@@ -51,11 +51,12 @@ void reduce_as(std::byte* out, std::byte (*slots)[kSlot], int ranks, std::size_t
 }
 
 template <class T>
-void reduce_plain(std::byte* out, std::byte (*slots)[kSlot], int ranks, std::size_t count, NcclOp op) {
+void reduce_plain(std::byte* out, std::byte (*slots)[kSlotBytes], int ranks, std::size_t count, NcclOp op) {
   reduce_as<T, T>(out, slots, ranks, count, op, [](T one) { return one; }, [](T one) { return one; });
 }
 
-inline void reduce(std::byte* out, std::byte (*slots)[kSlot], int ranks, std::size_t count, NcclType type, NcclOp op) {
+inline void reduce(std::byte* out, std::byte (*slots)[kSlotBytes], int ranks, std::size_t count, NcclType type,
+                   NcclOp op) {
   switch (type) {
     case NcclType::int8:
       return reduce_plain<std::int8_t>(out, slots, ranks, count, op);

@@ -14,24 +14,25 @@
 namespace standin {
 
 constexpr int kMaxRanks = 16;
-constexpr std::size_t kSlot = 64 << 10;
+constexpr std::size_t kSlotBytes = 64 << 10;
 
-// One message from a rank to another; `full` counts 0, 1, 0, ...
+// One message from a rank to another. `full`: 1 from the write to the read.
 struct Mailbox {
   std::atomic<std::uint32_t> full;
   std::atomic<std::uint32_t> bytes;
-  std::byte data[kSlot];
+  std::byte data[kSlotBytes];
 };
 
+// The memory that all ranks of a communicator map.
 struct Room {
-  std::atomic<std::int32_t> size;  // 0 until the first rank has come
+  std::atomic<std::int32_t> size;  // 0 until the first rank has joined
   std::atomic<std::int32_t> arrived;
-  std::atomic<std::uint32_t> entered, left;  // of barriers
-  std::byte slots[kMaxRanks][kSlot];
+  std::atomic<std::uint32_t> entered, left;  // counted over all barriers
+  std::byte slots[kMaxRanks][kSlotBytes];
   Mailbox boxes[kMaxRanks][kMaxRanks];
 };
 
-// What ncclUniqueId has in it: the process that made it has to live until all ranks have come, as in NCCL.
+// The content of an ncclUniqueId. As in NCCL, the process that made it has to run until all ranks have joined.
 struct Key {
   std::int32_t process;
   std::int32_t file;
@@ -51,7 +52,7 @@ inline Room* open_room(const Key& key) {
   return static_cast<Room*>(memory);
 }
 
-// A wait that ends early, with false, when `ended` says so.
+// Waits until `ready()`. Returns false if `ended()` is true first.
 template <class Ready, class Ended>
 bool wait_until(Ready ready, Ended ended) {
   for (int turn = 0; !ready(); ++turn) {
@@ -59,12 +60,12 @@ bool wait_until(Ready ready, Ended ended) {
     if (turn < 64)
       ::sched_yield();
     else
-      ::usleep(50);  // sleep: between two looks
+      ::usleep(50);  // sleep: between two checks
   }
   return true;
 }
 
-// All ranks have come here. Rounds are counted, so a rank that is already in the next one does not disturb.
+// Waits until all ranks have called it. Calls are counted, so that a rank may already be in the next barrier.
 template <class Ended>
 bool barrier(Room& room, std::uint32_t& round, int size, Ended ended) {
   ++round;

@@ -35,19 +35,19 @@ def tried(folder: Path, workers: list[str], count: int = 2, failing: int = 1, ba
     (folder / "conftest.py").write_text(ours)
     text = TESTS.format(count=count, failing=failing, bad=bad, busy=busy, place=str(folder))
     (folder / "test_it.py").write_text(text)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--alone", *workers, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--alone", *workers, str(folder)]
     environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one process", "workers"])
 def test_a_test_that_passes_alone_counts_as_passed(tmp_path: Path, workers: list[str]) -> None:
-    said = tried(tmp_path, workers)
-    assert said.startswith("0\n"), said
-    assert "failed on a busy machine and passed alone: 1: test_it.py::test_it[0]" in said, said
-    assert "test_it.py::test_it[0]: 0." in said and "went to others" in said, said
+    output = tried(tmp_path, workers)
+    assert output.startswith("0\n"), output
+    assert "failed on a busy machine and passed alone: 1: test_it.py::test_it[0]" in output, output
+    assert "test_it.py::test_it[0]: 0." in output and "went to others" in output, output
     assert [(tmp_path / f"tries{number}").read_text() for number in range(2)] == ["xx", "x"]
 
 
@@ -58,6 +58,6 @@ def test_a_test_that_passes_alone_counts_as_passed(tmp_path: Path, workers: list
     ids=["fails again", "nobody else had the processors", "too many"],
 )
 def test_a_failed_engine_stays_failed(tmp_path: Path, run: dict[str, float], tries: str) -> None:
-    said = tried(tmp_path, [], **run)  # type: ignore[arg-type]
-    assert said.startswith("1\n") and "passed alone" not in said, said
+    output = tried(tmp_path, [], **run)  # type: ignore[arg-type]
+    assert output.startswith("1\n") and "passed alone" not in output, output
     assert (tmp_path / "tries0").read_text() == tries

@@ -234,25 +234,25 @@ def test_only_what_both_runs_measured_is_compared() -> None:
 def test_a_run_is_compared_with_the_file_of_its_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "with a space"
     command.write(tmp_path / "now.json", {**FACTS, "versions": {}}, made_up(ours=0.016), quick=False)
-    words = ["--from", str(tmp_path / "now.json"), "--compare", str(folder)]
-    assert command.main(words) == 2  # no such folder
+    arguments = ["--from", str(tmp_path / "now.json"), "--compare", str(folder)]
+    assert command.main(arguments) == 2  # no such folder
     assert "expected a file that --json wrote, or a folder" in capsys.readouterr().err
     command.write(folder / "x86-2-cores.json", {**FACTS, "architecture": "x86_64"}, made_up(), quick=False)
-    assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
+    assert command.main(arguments) == 0 and command.main([*arguments, "--strict"]) == 1
     output = capsys.readouterr().out
     assert "no run of this kind of machine (arm-2-cores)" in output
     assert f"--json '{folder}/arm-2-cores.json'" in output
     command.write(folder / "arm-2-cores.json", FACTS, made_up(), quick=False)
-    assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
+    assert command.main(arguments) == 0 and command.main([*arguments, "--strict"]) == 1
     output = capsys.readouterr().out
     assert "2 became slower, 0 faster" in output
     assert (
         output.count("collectives: allreduce 2 ranks 64 MiB reused  farandole  Gloo    6x      3x   +100 %  ±0 %") == 2
     )
     command.write(folder / "arm-2-cores.json", FACTS, made_up(ours=0.016), quick=False)
-    assert command.main([*words, "--strict"]) == 0
+    assert command.main([*arguments, "--strict"]) == 0
     assert "0 became slower" in capsys.readouterr().out
-    assert command.main([*words[:2], "--compare", str(folder / "x86-2-cores.json")]) == 0
+    assert command.main([*arguments[:2], "--compare", str(folder / "x86-2-cores.json")]) == 0
     assert "that was x86-2-cores, this is arm-2-cores" in capsys.readouterr().out
 
 
@@ -279,9 +279,9 @@ def test_plots_are_made_from_a_file_without_measuring(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs the list `bench` of scripts/requirements")
     command.write(tmp_path / "run.json", {**FACTS, "versions": {}}, made_up(), quick=False)
-    words = [sys.executable, "-m", "farandole.tools.bench", "--from", "run.json", "--plots", "pictures"]
+    arguments = [sys.executable, "-m", "farandole.tools.bench", "--from", "run.json", "--plots", "pictures"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MPLCONFIGDIR": str(tmp_path)}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "allreduce 64 MiB: >= 5 x Gloo" in done.stdout
     drawn = {path.name for path in (tmp_path / "pictures").iterdir() if path.read_bytes().startswith(b"\x89PNG")}

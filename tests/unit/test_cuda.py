@@ -30,7 +30,7 @@ for act in (checks.gpus, checks.nccl):
 
 
 def run(code: str, **variables: str) -> str:
-    """Runs code in a process of its own, because a loaded library stays; returns what it prints."""
+    """Runs code in a separate process, because a loaded library stays; returns what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done
@@ -58,7 +58,7 @@ def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> No
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "message"),
     [
         ({"STANDIN_CUDA_VERSION": "9020"}, "note the driver for CUDA 9.2 is too old: 10.2 or newer is needed"),
         (
@@ -70,9 +70,9 @@ def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> No
         ({"FARANDOLE_NCCL_LIBRARY": "/nowhere"}, "NCCL: /nowhere: cannot open shared object file"),
     ],
 )
-def test_doctor_explains_what_cannot_be_used(variables: dict[str, str], words: str) -> None:
+def test_doctor_explains_what_cannot_be_used(variables: dict[str, str], message: str) -> None:
     output = run(TELL, **{**HERE, **variables})
-    assert words in output and "unfit" not in output, output
+    assert message in output and "unfit" not in output, output
 
 
 def test_a_host_without_cuda_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def loaders() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 64])
-def test_passes(ahead: int) -> None:
+def test_every_pass_gives_all_batches(ahead: int) -> None:
     loader = Ahead(ahead, False, 5)
     assert len(loader) == 5
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_errors_are_raised_in_the_operation_that_failed(ahead: int) -> None:
     assert seen == [0, 10, 20] and not loaders()
 
 
-def test_a_loader_says_what_it_has() -> None:
+def test_the_length_of_a_loader() -> None:
     with pytest.raises(NotImplementedError):
         len(BaseDataLoader())
     with pytest.raises(NotImplementedError):

@@ -93,11 +93,11 @@ def test_kubernetes(tmp_path: Path, api: tuple[str, list[tuple[str, str]]], caps
     address, asked = api
     (tmp_path / "token").write_text("secret\n")
     (tmp_path / "namespace").write_text("mine")
-    words = ["k8s", "--api", address, "--account", str(tmp_path), "--slots", "8", "--selector"]
-    assert main([*words, "app=train"]) == 0
+    arguments = ["k8s", "--api", address, "--account", str(tmp_path), "--slots", "8", "--selector"]
+    assert main([*arguments, "app=train"]) == 0
     assert capsys.readouterr().out == "10.0.0.1:8\n10.0.0.2:8\n"
     assert asked == [("/api/v1/namespaces/mine/pods?labelSelector=app%3Dtrain", "Bearer secret")]
-    assert main([*words, "other"]) == 1
+    assert main([*arguments, "other"]) == 1
     output = capsys.readouterr().err
     assert "403" in output and "list pods" in output and "secret" not in output
     assert main(["k8s", "--account", str(tmp_path), "--selector", "a"]) == 1

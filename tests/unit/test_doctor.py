@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DESCRIPTORS_OF = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
 
 
-def tool(*words: str, before: str = "", path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def tool(*arguments: str, before: str = "", path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `farandole WORDS`, after some code in the same process."""
     environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep if path else ''}{ROOT / 'src'}", **variables}
-    code = f"{before}import sys; from farandole.launch.cli import main; sys.exit(main({list(words)}))"
+    code = f"{before}import sys; from farandole.launch.cli import main; sys.exit(main({list(arguments)}))"
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
@@ -122,8 +122,12 @@ def test_malformed_sections_are_refused() -> None:
 
 
 def test_env_is_a_block_without_secrets_names_or_addresses() -> None:
-    told = {"FARANDOLE_SECRET_FD": "987654", "FARANDOLE_RENDEZVOUS": "tcp:10.9.8.7:1", "FARANDOLE_CYCLE_TIME": "2.5"}
-    done = tool("env", **told, TOKEN="hush", FARANDOLE_SECRET_FILE="/hush")
+    inherited = {
+        "FARANDOLE_SECRET_FD": "987654",
+        "FARANDOLE_RENDEZVOUS": "tcp:10.9.8.7:1",
+        "FARANDOLE_CYCLE_TIME": "2.5",
+    }
+    done = tool("env", **inherited, TOKEN="hush", FARANDOLE_SECRET_FILE="/hush")
     assert done.returncode == 0, done
     lines = done.stdout.splitlines()
     assert lines[0] == lines[-1] == "```"

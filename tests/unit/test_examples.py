@@ -54,7 +54,7 @@ def apply(diff: str, text: str) -> str:
     return text
 
 
-def test_going_distributed_adds_ten_lines_at_most() -> None:
+def test_the_distributed_example_has_at_most_ten_more_lines() -> None:
     before, after = ((EXAMPLES / f"torch_{name}.py").read_text().splitlines() for name in ("single", "digits"))
     added = [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ")]
     assert len(added) <= 10, "\n".join(added)
@@ -115,9 +115,9 @@ def test_the_elastic_script_of_horovod() -> None:
 @pytest.mark.ranks
 def test_the_exact_elastic_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     pattern = r"after (\d) epochs, weights (\w+)"
-    words = ["--checkpoints", str(tmp_path), "--epochs"]
-    [first] = re.findall(pattern, run([], EXAMPLES / "elastic_exact.py", *words, "1"))
-    [second] = re.findall(pattern, run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_exact.py", *words, "2"))
+    arguments = ["--checkpoints", str(tmp_path), "--epochs"]
+    [first] = re.findall(pattern, run([], EXAMPLES / "elastic_exact.py", *arguments, "1"))
+    [second] = re.findall(pattern, run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_exact.py", *arguments, "2"))
     assert first[0] == "1" and second[0] == "2" and first[1] != second[1]
 
 

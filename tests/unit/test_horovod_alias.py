@@ -77,7 +77,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_every_name_of_the_contract_is_there(module: str) -> None:
+def test_every_name_of_the_contract_exists(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
@@ -168,7 +168,7 @@ def fresh(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("version", "fine"), [("0.28.1", False), ("0.28.1+farandole", True)])
-def test_a_real_horovod_beside_it_is_refused(version: str, fine: bool, tmp_path: Path) -> None:
+def test_an_installed_horovod_is_refused(version: str, fine: bool, tmp_path: Path) -> None:
     info = tmp_path / f"horovod-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: horovod\nVersion: {version}\n")
@@ -184,7 +184,7 @@ def test_importing_horovod_imports_no_framework() -> None:
 
 def test_horovodrun_starts_ranks() -> None:
     job = "from horovod.common.basics import HorovodBasics as B; b = B(); b.init(); print('rank', b.rank(), b.size())"
-    words = ["-np", "2", sys.executable, "-c", job]
-    run = fresh(f"import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun({words!r}))")
+    arguments = ["-np", "2", sys.executable, "-c", job]
+    run = fresh(f"import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun({arguments!r}))")
     assert run.returncode == 0, run.stderr
     assert sorted(run.stdout.split("\n")) == ["", "[0]<stdout>:rank 0 2", "[1]<stdout>:rank 1 2"]

@@ -47,7 +47,7 @@ def test_the_version_satisfies_what_programs_ask() -> None:
     assert version.parse(horovod.__version__) >= version.parse("0.19.0")
 
 
-def test_hosts_and_places() -> None:
+def test_hosts_slots_and_ranks() -> None:
     found = parse_hosts("a:2,b:1")
     assert found == [HostInfo("a", 2), HostInfo("b", 1)] and HostInfo.from_string("c:4") == HostInfo("c", 4)
     plan = get_host_assignments(found, 2, 3)
@@ -202,8 +202,8 @@ def test_settings_between_arguments_file_and_variables() -> None:
 
 
 def test_command_lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    words = "-np 4 --min-np 2 -H a:2,b:2 --cycle-time-ms 3 --timeline-filename t.json --verbose python train.py"
-    monkeypatch.setattr(sys, "argv", ["horovodrun", *words.split()])
+    command_line = "-np 4 --min-np 2 -H a:2,b:2 --cycle-time-ms 3 --timeline-filename t.json --verbose python train.py"
+    monkeypatch.setattr(sys, "argv", ["horovodrun", *command_line.split()])
     args = parse_args()
     assert (args.num_proc, args.min_num_proc, args.hosts, args.verbose) == (4, 2, "a:2,b:2", True)
     assert (args.cycle_time_ms, args.timeline_filename, args.command) == (3, "t.json", ["python", "train.py"])

@@ -1,4 +1,4 @@
-# The names of our strategies in Lightning's registries, where the import system is not as usual.
+# The names of our strategies in Lightning's registries, with unusual import systems.
 # Touches small test packages with Lightning's names, in separate processes.
 """An import of Lightning never fails because of us."""
 
@@ -80,7 +80,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "warned"),
+    ("code", "printed", "warned"),
     [
         ("Finder.special = lambda self, path: None", "1 ['farandole', 'horovod']", ""),
         (OLD, "0 ['farandole', 'horovod']", ""),
@@ -89,9 +89,9 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
     ids=["usual", "a finder of old", "a sealed loader", "a finder that fails once"],
 )
-def test_the_import_works(tmp_path: Path, code: str, said: str, warned: str) -> None:
+def test_the_import_of_lightning_works(tmp_path: Path, code: str, printed: str, warned: str) -> None:
     done = run(code, tmp_path)
-    assert done.returncode == 0 and done.stdout.strip() == said, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.strip() == printed, done.stdout + done.stderr
     assert (warned in done.stderr) if warned else not done.stderr, done.stderr
 
 

@@ -26,7 +26,7 @@ def test_results_are_returned_and_missing_ones_are_an_error() -> None:
     assert until(lambda: next(last), alive=lambda: False), "it came just before the end"
 
 
-def test_processors_are_counted_for_whom_they_worked() -> None:
+def test_cpu_time_is_counted_by_its_user() -> None:
     before = Moment.now()
     spin = "import time\nwhile time.process_time() < 0.5: pass"
     with subprocess.Popen([sys.executable, "-c", spin + "\nprint(flush=True); input()"], stdin=-1, stdout=-1) as child:
@@ -46,7 +46,7 @@ def test_processors_are_counted_for_whom_they_worked() -> None:
 )
 def test_the_busy_share_of_a_machine_is_what_other_processes_used(spent: Spent, busy: bool) -> None:
     assert spent.busy is busy
-    assert f"{spent.own:.2f} s of processors in the test's processes" in str(spent)
+    assert f"{spent.own:.2f} CPU s in the test's processes" in str(spent)
 
 
 def tries_of(monkeypatch: pytest.MonkeyPatch, busy: bool, slow: int, seconds: float = 60.0, **fixtures: object) -> int:
@@ -63,7 +63,7 @@ def tries_of(monkeypatch: pytest.MonkeyPatch, busy: bool, slow: int, seconds: fl
     try:
         again_when_busy(test, seconds)(**fixtures)
     except TooSlow as error:
-        assert len(seen) <= slow and "this took 2.000 s; at most 1 s is what is promised" in str(error)
+        assert len(seen) <= slow and "this took 2.000 s; the limit is 1 s" in str(error)
     else:
         assert len(seen) == slow + 1
     assert len(waiting.repeated) == len(seen) - 1
@@ -85,7 +85,7 @@ TESTS = """
 import os, signal, subprocess, sys
 import pytest, waiting
 
-def test_in_the_second_try(monkeypatch):
+def test_a_test_that_passes_in_its_second_try(monkeypatch):
     monkeypatch.setattr(waiting, "BUSY", -1.0)
     waiting.in_time(2.0 - len(waiting.repeated), 1.0, "the first try")
 
@@ -112,13 +112,13 @@ def test_of_no_job():
 
 def background(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """pytest with tests/conftest.py, as a shell starts it in the background of a rank of some job."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull]
     script = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
     path = os.pathsep.join(str(ROOT / part) for part in ("tests", "src"))
     job = {"PYTHONPATH": path, "SLURM_PROCID": "1", "HOROVOD_RANK": "1", "RANK": "1", "MINE": "kept"}
     environment = {**os.environ, **job, "TMPDIR": str(folder)}  # a run that is ended leaves what it had there
-    words += ["-o", "timeout_method=thread", *options, str(folder)]
-    return subprocess.run([*script, *words], env=environment, cwd=folder, capture_output=True, text=True)
+    command += ["-o", "timeout_method=thread", *options, str(folder)]
+    return subprocess.run([*script, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.timeout(400)
@@ -128,9 +128,9 @@ def test_a_run_in_the_background_of_a_shell(tmp_path: Path, workers: list[str]) 
     (tmp_path / "test_it.py").write_text(TESTS)
     done = background(tmp_path, "-o", "timeout=100", *workers)
     assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("time and processors") == 1 and "s of processors in the test's processes" in done.stdout
+    assert done.stdout.count("time and processors") == 1 and "CPU s in the test's processes" in done.stdout
     assert "tried again or given more time, because the machine was busy: " in done.stdout
-    assert "test_in_the_second_try: the first try took 2.000 s" in done.stdout
+    assert "test_a_test_that_passes_in_its_second_try: the first try took 2.000 s" in done.stdout
     assert "test_a_busy_machine_gets_more_time: not done after 0.5 s" in done.stdout
 
 
@@ -141,6 +141,6 @@ def test_a_test_that_hangs_ends_the_run_with_evidence(tmp_path: Path) -> None:
     done = background(tmp_path, "-o", "timeout=1")
     assert len(list(tmp_path.glob("farandole-tests-*"))) == 1, "what it had is left, and the next run removes it"
     assert done.returncode == 1 and "test_it.py::test_it: not done after 1 s; " in done.stdout, done.stdout
-    assert "s of processors in the test's processes" in done.stdout and "signal.pause()" in done.stdout
+    assert "CPU s in the test's processes" in done.stdout and "signal.pause()" in done.stdout
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     assert background(tmp_path).returncode == 0 and not list(tmp_path.glob("farandole-tests-*"))

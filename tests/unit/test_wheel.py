@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("elftools", reason="needs the list `wheel` of scripts/requirements")
+pytest.importorskip("elftools", reason="needs the packages of scripts/requirements/wheel.txt")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -39,8 +39,8 @@ def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
         wheel.check(path, "x86_64")
 
 
-def unpacked(path: Path, name: str, version: str) -> importlib.metadata.Distribution:
-    """What a wheel of metadata alone installs, beside the wheel."""
+def unpack(path: Path, name: str, version: str) -> importlib.metadata.Distribution:
+    """Unpacks a wheel that has only metadata, into its own folder, and returns the installed distribution."""
     assert path.name == f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path) as archive:
         assert all(file.startswith(f"{name}-{version}.dist-info/") for file in archive.namelist())
@@ -50,8 +50,8 @@ def unpacked(path: Path, name: str, version: str) -> importlib.metadata.Distribu
     return found
 
 
-def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path: Path) -> None:
-    found = unpacked(wheel.stand_in(tmp_path), "horovod", "0.28.1+farandole")
+def test_the_replacement_of_horovod_has_its_extras_and_requires_farandole(tmp_path: Path) -> None:
+    found = unpack(wheel.replacement_package(tmp_path), "horovod", "0.28.1+farandole")
     assert (found.requires or [])[0].startswith("farandole>=")
     extras = (
         "all-frameworks tensorflow tensorflow-cpu tensorflow-gpu keras pytorch mxnet spark pytorch-spark ray dev test"
@@ -59,6 +59,6 @@ def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path
     assert found.metadata.get_all("Provides-Extra") == extras.split()
 
 
-def test_the_stand_in_for_lightning_horovod_asks_for_farandole_with_lightning(tmp_path: Path) -> None:
-    found = unpacked(wheel.lightning_stand_in(tmp_path), "lightning_horovod", "0.1.0+farandole")
+def test_the_replacement_of_lightning_horovod_requires_farandole_with_lightning(tmp_path: Path) -> None:
+    found = unpack(wheel.lightning_replacement_package(tmp_path), "lightning_horovod", "0.1.0+farandole")
     assert [need.partition(">")[0] for need in found.requires or []] == ["farandole[lightning]"]

@@ -148,7 +148,7 @@ def test_forms_of_issues_are_complete(path: Path) -> None:
         assert needed >= {"env", "doctor"}
 
 
-def test_owned_paths_exist() -> None:
+def test_paths_in_codeowners_exist() -> None:
     lines = [line.split() for line in (HOME / "CODEOWNERS").read_text().splitlines() if line[:1] not in ("", "#")]
     assert all(owner.startswith("@") for _, *owners in lines for owner in owners)
     assert [path for path, *_ in lines if path != "*" and not (ROOT / path.strip("/")).exists()] == []

@@ -102,7 +102,7 @@ class Setting:
         return self.default
 
     def check(self, value: Any, source: str) -> None:
-        """ValueError when the value is out of range; `source` names where it came from."""
+        """Raises ValueError if the value is out of range; `source` names where it came from."""
         if value is None:
             return
         bad_choice = bool(self.choices) and value not in self.choices

@@ -1,6 +1,6 @@
-# The newest tested and the oldest supported release of each framework, and the log line about others.
+# The newest tested and the oldest supported release of each framework, and the warning about newer ones.
 # Touches modules that are already imported; imports none.
-"""`TESTED` is the table, by major and minor number; newer patch releases are not reported."""
+"""`TESTED` is the table, by major and minor number; a newer patch release causes no warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ OLDEST = {
     "pyspark": "4.0.0",
 }
 
-# The module whose import shows that a framework's binding is used. Executors on Ray and Spark call `tell` themselves.
+# The module whose import shows that a framework's binding is used. Executors on Ray and Spark call `warn_about_newer`
+# themselves.
 _BINDINGS = {
     "torch": "farandole.torch",
     "tensorflow": "farandole.tensorflow",
@@ -46,7 +47,7 @@ _BINDINGS = {
 }
 
 _log = logging.getLogger("farandole")
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def series(version: str) -> tuple[int, int]:
@@ -60,14 +61,14 @@ def _numbers(version: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-def line(name: str, version: str) -> str:
+def newer_warning(name: str, version: str) -> str:
     """The warning about a version that is newer than the tested ones; otherwise an empty text."""
     if series(version) <= series(TESTED[name]):
         return ""
     return f"{name} {version} is newer than {TESTED[name]}, the newest release that farandole was tested with"
 
 
-def too_old(name: str, version: str) -> str:
+def too_old_error(name: str, version: str) -> str:
     """The error about a release that is too old for our binding; otherwise an empty text."""
     if _numbers(version) >= _numbers(OLDEST[name]):
         return ""
@@ -79,10 +80,10 @@ def used() -> list[str]:
     return [name for name, module in _BINDINGS.items() if module in sys.modules]
 
 
-def tell(names: Iterable[str]) -> None:
-    """Logs one line for each of these frameworks that is imported and newer than the tested ones; once per process."""
+def warn_about_newer(names: Iterable[str]) -> None:
+    """Logs a warning, once per process, for each framework that is imported and newer than the tested releases."""
     for name in names:
-        text = line(name, str(getattr(sys.modules.get(name), "__version__", "")))
-        if text and name not in _told:
-            _told.add(name)
+        text = newer_warning(name, str(getattr(sys.modules.get(name), "__version__", "")))
+        if text and name not in _warned:
+            _warned.add(name)
             _log.warning("%s", text)

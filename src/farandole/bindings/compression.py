@@ -34,9 +34,9 @@ class NoneCompressor(Compressor):
 
 
 class Cast(Compressor):
-    """Sends floating-point tensors in the type `_travels`."""
+    """Sends floating-point tensors as `_wire_dtype`."""
 
-    _travels: Any
+    _wire_dtype: Any
 
     @staticmethod
     def _type(tensor: Any) -> Any:
@@ -52,7 +52,7 @@ class Cast(Compressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        return (cls._cast(tensor, cls._travels) if cls._is_floating(tensor) else tensor), cls._type(tensor)
+        return (cls._cast(tensor, cls._wire_dtype) if cls._is_floating(tensor) else tensor), cls._type(tensor)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:

@@ -1,5 +1,5 @@
 # The errors that users of a binding catch, under the binding's own name.
-# Re-exports alone, of errors.
+# Only re-exports names of errors.
 """A binding imports all of them and lists them in its `__all__`."""
 
 from __future__ import annotations

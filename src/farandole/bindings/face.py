@@ -1,5 +1,5 @@
 # Horovod's names that are the same in every binding: ranks and sizes, process sets, reductions, timelines.
-# Re-exports alone, of operations and world.
+# Only re-exports names of operations and world.
 """A binding imports all of them, lists them in its `__all__`, and adds its own."""
 
 from __future__ import annotations

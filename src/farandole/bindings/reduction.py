@@ -1,5 +1,5 @@
 # The options for reducing the gradients of a step, for all frameworks.
-# Touches compression, groups and the checks of the NumPy layer.
+# Touches the rooms operations and world; the file compression.
 """The classes that reduce gradients in the bindings of TensorFlow and Keras derive from it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# The import of a framework: it is present and new enough, or an ImportError says what to install.
+# Imports a framework that is installed and new enough; otherwise ImportError says what to install.
 # Touches the import system.
 """A binding's `framework.py` calls `required` first; torch's binding calls `installed`."""
 
@@ -12,7 +12,7 @@ from .compat import is_version_greater_equal_than
 
 
 def required(name: str, title: str) -> Any:
-    """The framework's package; ImportError if it is missing or too old."""
+    """The framework's package. Raises ImportError if it is missing or too old."""
     framework = installed(name, title)
     if not is_version_greater_equal_than(framework.__version__, tested.OLDEST[name]):
         raise ImportError(f"{_needed(name, title)}; this is {framework.__version__}: pip install --upgrade {name}")
@@ -20,7 +20,7 @@ def required(name: str, title: str) -> Any:
 
 
 def installed(name: str, title: str) -> Any:
-    """The framework's package, of any version; ImportError if it is missing."""
+    """The framework's package, of any version. Raises ImportError if it is missing."""
     try:
         return module_of(name)
     except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
 # A collective call as data, for bindings with graphs, and how the NumPy layer begins it.
-# Touches NumPy and the NumPy layer; knows no tensor.
+# Touches NumPy; the rooms engine, operations and world. Uses no tensors of frameworks.
 """`Work` says what to do with arrays that come later: at once in eager mode, or each time a graph runs."""
 
 from __future__ import annotations
@@ -76,32 +76,38 @@ def begin(framework: str, work: Work, arrays: Sequence[Any], splits: Any = None)
 
 def _begun(work: Work, arrays: Sequence[Any], splits: Any) -> Submission:
     if work.names is not None:
-        return _together([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
+        return _merged([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
     if work.kind == Kind.ALLTOALL:
-        begun = requests.begin_alltoall(arrays[0], splits, work.name, work.process_set, None, False)
+        begun = requests.begin_alltoall(arrays[0], splits, work.name, work.process_set, None, pair=False)
         give = begun.finish
         begun.finish = lambda outcomes: (give(outcomes), np.asarray(outcomes[0].splits, dtype=np.int32))
         return begun
     if not work.grouped:
         return _single(work, work.name, arrays[0])
     if work.kind == Kind.ALLREDUCE:
-        return requests.begin_allreduce(arrays, work.name, work.op, work.scales, work.process_set, None, True, False)
+        return requests.begin_allreduce(
+            arrays, work.name, work.op, work.scales, work.process_set, None, grouped=True, in_place=False
+        )
     if work.kind == Kind.REDUCESCATTER:
-        return requests.begin_reducescatter(arrays, work.name, work.op, work.scales, work.process_set, None, True)
-    return requests.begin_allgather(arrays, work.name, work.process_set, None, True)
+        return requests.begin_reducescatter(
+            arrays, work.name, work.op, work.scales, work.process_set, None, grouped=True
+        )
+    return requests.begin_allgather(arrays, work.name, work.process_set, None, grouped=True)
 
 
 def _single(work: Work, name: str | None, array: Any) -> Submission:
     if work.kind == Kind.ALLREDUCE:
-        return requests.begin_allreduce([array], name, work.op, work.scales, work.process_set, None, False, False)
+        return requests.begin_allreduce(
+            [array], name, work.op, work.scales, work.process_set, None, grouped=False, in_place=False
+        )
     if work.kind == Kind.REDUCESCATTER:
-        return requests.begin_reducescatter([array], name, work.op, work.scales, work.process_set, None, False)
+        return requests.begin_reducescatter([array], name, work.op, work.scales, work.process_set, None, grouped=False)
     if work.kind == Kind.BROADCAST:
-        return requests.begin_broadcast(array, work.root, name, work.process_set, None, False)
-    return requests.begin_allgather([array], name, work.process_set, None, False)
+        return requests.begin_broadcast(array, work.root, name, work.process_set, None, in_place=False)
+    return requests.begin_allgather([array], name, work.process_set, None, grouped=False)
 
 
-def _together(parts: list[Submission]) -> Submission:
+def _merged(parts: list[Submission]) -> Submission:
     """Joins independent operations of one tensor each, to submit them in one call."""
 
     def finish(outcomes: list[Outcome]) -> Any:

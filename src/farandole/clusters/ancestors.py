@@ -1,18 +1,19 @@
 # The processes above this one: their names, start times and arguments.
 # Touches /proc.
-"""Hydra's proxy is the only sign of an MPICH job. Its process id and start time identify it."""
+"""A job of MPICH is known only by the proxy process of its launcher Hydra, above the ranks. The proxy's process id and
+start time identify the job."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-MOST = 64  # processes above this one that we look at
+MAX_ANCESTORS = 64
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `started` counts from the start of the machine, so that a reused number is not mistaken."""
+    """One process. `started`: clock ticks since the machine started; it tells processes with the same id apart."""
 
     pid: int
     started: int
@@ -20,15 +21,15 @@ class Process:
     arguments: tuple[str, ...] = ()
 
     def option(self, name: str) -> str | None:
-        """The argument after this one."""
+        """The argument that follows this option."""
         for index, argument in enumerate(self.arguments[:-1]):
             if argument == name:
                 return self.arguments[index + 1]
         return None
 
 
-def look(pid: int) -> tuple[Process, int] | None:
-    """A process and the number of its parent, or None when it does not exist or is not visible."""
+def read_process(pid: int) -> tuple[Process, int] | None:
+    """A process and the id of its parent; None if it does not exist or is not visible."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read().decode(errors="replace")
@@ -42,16 +43,16 @@ def look(pid: int) -> tuple[Process, int] | None:
 
 
 def ancestors() -> list[Process]:
-    """Parents, the nearest first."""
+    """The processes above this one, its parent first."""
     found: list[Process] = []
     pid = os.getppid()
-    while pid > 0 and len(found) < MOST and (seen := look(pid)) is not None:
+    while pid > 0 and len(found) < MAX_ANCESTORS and (seen := read_process(pid)) is not None:
         found.append(seen[0])
         pid = seen[1]
     return found
 
 
-def kernel() -> str:
+def pid_namespace() -> str:
     """The boot of the kernel and the PID namespace. Where both are equal, a process id means the same process."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

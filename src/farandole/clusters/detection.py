@@ -11,7 +11,7 @@ from collections.abc import Callable
 from farandole.base.config import SETTINGS, Config
 from farandole.clusters import mpi, schedulers, server
 from farandole.clusters.ancestors import ancestors as processes_above
-from farandole.clusters.ancestors import kernel
+from farandole.clusters.ancestors import pid_namespace
 from farandole.clusters.cluster_rank import REMEDY, ClusterError, ClusterRank, Environ, number, seen, value
 
 Detector = Callable[[Environ, str, mpi.Ancestors], ClusterRank | None]
@@ -74,7 +74,7 @@ def settle(config: Config, found: ClusterRank) -> Config:
 def _this_host() -> str:
     """The name of this host, made unique if it has only a default name."""
     name = os.uname().nodename
-    return f"{name}-{kernel()[:8]}" if name.partition(".")[0] in ("", "localhost", "(none)") else name
+    return f"{name}-{pid_namespace()[:8]}" if name.partition(".")[0] in ("", "localhost", "(none)") else name
 
 
 def _check_agreement(environ: Environ, host: str, ancestors: mpi.Ancestors, found: ClusterRank) -> None:
@@ -103,6 +103,6 @@ def _check_leftovers(environ: Environ) -> None:
             continue
         if not size:
             if value(environ, "PMIX_NAMESPACE") and value(environ, "SLURM_STEP_ID") is None:
-                raise ClusterError(f"PMIx says no size and no local rank; {seen(environ, rank)}{REMEDY}")
+                raise ClusterError(f"PMIx gives neither a size nor a local rank; {seen(environ, rank)}{REMEDY}")
         elif number("half of a launcher", environ, size) > 1:
             raise ClusterError(f"{rank} and {size} are set, but no local rank; {seen(environ, rank)}{REMEDY}")

@@ -1,5 +1,5 @@
 # How ranks join a job that another launcher started: rank 0 runs the hub, the others find it.
-# Touches endpoint stores, hub and mesh.
+# Touches the room rendezvous, which opens the sockets, and the endpoint stores.
 """`join_cluster(config, found, environ, wire)` does for such a job what `mesh.join(config)` does for `farandole
 run`.
 """
@@ -72,7 +72,7 @@ def join_cluster(config: Config, found: ClusterRank, environ: Environ, wire: str
     given = given_secret(config, found)
     store: EndpointStore
     if found.launcher == "server":
-        found, store, key = server.settle(found, environ, deadline)
+        found, store, key = server.read_plan(found, environ, deadline)
         config, given = settle(config, found), Secret(Secret(key).derive(b"farandole job", found.key.encode()))
     else:
         store = _choose_store(config, found, environ, given, deadline)
@@ -93,7 +93,7 @@ def given_secret(config: Config, found: ClusterRank) -> Secret | None:
 
 
 def read_secret(path: str) -> Secret:
-    """A user's secret: 32 bytes, or as many in hexadecimal. ClusterError when others than its owner can read it."""
+    """A user's secret: 32 bytes, or 64 hexadecimal digits. Raises ClusterError if others than its owner can read it."""
     variable = SETTINGS["secret_file"].variable
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -235,16 +235,16 @@ def _join_hub(
     # If the launcher does not say how many ranks this host has, all of them may be here.
     wait_until = deadline if found.local_size is not None else time.monotonic() + LOCAL_SECONDS
     while True:
-        endpoint = store.look()
+        endpoint = store.read()
         if endpoint is not None:
             secret = given or Secret(bytes.fromhex(endpoint.secret))
-            here = (endpoint.hostname, endpoint.owner.boot) == (found.hostname, Owner.me().boot)
+            here = (endpoint.hostname, endpoint.owner.pid_namespace) == (found.hostname, Owner.me().pid_namespace)
             if here and not endpoint.proven and time.monotonic() < wait_until:
                 reason = "no rank of another host has reached rank 0"
             else:
                 address, reason = reach(endpoint.addresses, secret, REACH_SECONDS)
                 if address is not None:
-                    store.found()
+                    store.stop_reading()
                     return _join(config, found, address, secret, None, wire)
         if time.monotonic() > deadline:
             raise ClusterJoinError(
@@ -267,11 +267,11 @@ def _complete(config: Config, found: ClusterRank, session: Session) -> Config:
     """Completes the settings with what only all ranks together know: the number of hosts, and which one this is."""
     counts = Counter(session.names)
     across = [name for name in counts if counts[name] > found.local_rank]
-    mine = found.hostname
+    own_name = found.hostname
     return dataclasses.replace(
         config,
-        local_size=found.local_size or counts[mine],
-        cross_rank=across.index(mine) if mine in across else 0,
+        local_size=found.local_size or counts[own_name],
+        cross_rank=across.index(own_name) if own_name in across else 0,
         cross_size=max(1, len(across)),
     )
 

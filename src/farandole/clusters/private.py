@@ -52,7 +52,7 @@ class PrivateDirectory:
                 )
 
     def read(self, name: str, largest: int) -> bytes | None:
-        """The file's bytes, or None when it is not there. ClusterError when others could have written or read it."""
+        """The file's bytes; None if there is no file. Raises ClusterError if others could have written or read it."""
         try:
             directory = self._open(make=False)
         except FileNotFoundError:
@@ -132,19 +132,19 @@ class PrivateDirectory:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ClusterError(f"the ranks cannot meet in {self.path}: {error.strerror}") from None
+            raise ClusterError(f"the ranks cannot use the directory {self.path}: {error.strerror}") from None
         finally:
             os.close(directory)
 
     def _open(self, make: bool) -> int:
-        """A descriptor of the directory, checked; FileNotFoundError when it is not there."""
+        """A descriptor of the directory, checked. Raises FileNotFoundError if it is not there."""
         if make:
             try:
                 os.mkdir(self.path, 0o700)
             except FileExistsError:
                 pass
             except OSError as error:
-                raise ClusterError(f"the ranks cannot meet in {self.path}: {error.strerror}") from None
+                raise ClusterError(f"the ranks cannot use the directory {self.path}: {error.strerror}") from None
         try:
             directory = os.open(self.path, _DIRECTORY)
         except FileNotFoundError:
@@ -157,6 +157,6 @@ class PrivateDirectory:
             raise ClusterError(
                 f"{self.path} cannot be trusted with the job's secret: it must belong to user {os.geteuid()} with mode "
                 f"0700, but belongs to {state.st_uid} with mode {stat.S_IMODE(state.st_mode):04o}; remove it, or name "
-                "another place with FARANDOLE_MEET_AT=dir:PATH"
+                "another directory with FARANDOLE_MEET_AT=dir:PATH"
             )
         return directory

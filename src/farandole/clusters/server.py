@@ -1,6 +1,6 @@
-# Ranks that another program starts with the address of a RendezvousServer: their places, and their store.
+# Ranks that another program starts with the address of a RendezvousServer: the plan with their ranks, and their store.
 # Touches the key-value store of rendezvous/key_value.py.
-"""Keys of the store: "plan" names the newest plan, "slot N of PLAN" the place of rank N; rank 0 adds its endpoint."""
+"""Keys of the store: "plan" names the newest plan, "slot N of PLAN" the numbers of rank N; rank 0 adds its endpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_key(environ: Environ) -> bytes:
     text = value(environ, KEY)
     if text is None:
         raise ClusterError(
-            f"{ADDRESS} is set, but {KEY} is not: ranks meet only where they can prove that they belong together. "
+            f"{ADDRESS} is set, but {KEY} is not: ranks join only where they can prove that they belong together. "
             f"Give each rank the value of {KEY} that the process with the RendezvousServer has"
         )
     try:
@@ -62,37 +62,38 @@ def words_of_plan(plan: int, slots: Sequence[tuple[Any, ...]]) -> dict[str, Any]
     return {"plan": {"number": plan, "size": len(slots)}} | {f"slot {slot[1]} of {plan}": list(slot) for slot in slots}
 
 
-def settle(found: ClusterRank, environ: Environ, deadline: float) -> tuple[ClusterRank, ServerStore, bytes]:
-    """This rank's place in the newest plan of its size, the store of that plan, and the key."""
+def read_plan(found: ClusterRank, environ: Environ, deadline: float) -> tuple[ClusterRank, ServerStore, bytes]:
+    """Waits for a plan with this number of ranks. Returns this rank's numbers, the plan's store, and the key."""
     host, _, port = found.store.rpartition(":")
     key = read_key(environ)
     client = KeyValueClient([(host, int(port))], key)
-    said = "it has no plan yet"
+    problem = "it has no plan yet"
     while True:
         try:
             plan = client.wait("plan", ASK_SECONDS)
             if plan["size"] == found.size:
                 slot = client.wait(f"slot {found.rank} of {plan['number']}", ASK_SECONDS)
                 break
-            said = f"its plan is for {plan['size']} ranks"
+            problem = f"its plan is for {plan['size']} ranks"
         except TimeoutError:
             pass
         except OSError as error:
-            said = str(error)
+            problem = str(error)
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"rank {found.rank} of {found.size} got no place from the RendezvousServer at {found.store}: {said}"
+                f"rank {found.rank} of {found.size} cannot join through the RendezvousServer at {found.store}: "
+                f"{problem}"
             )
         time.sleep(PAUSE)
     name, _, _, local_rank, local_size, _, _ = slot
-    mine = dataclasses.replace(
+    own_rank = dataclasses.replace(
         found,
         hostname=str(name),
         local_rank=int(local_rank),
         local_size=int(local_size),
         key=f"{found.key} {plan['number']}",
     )
-    return mine, ServerStore(client, found.store, int(plan["number"])), key
+    return own_rank, ServerStore(client, found.store, int(plan["number"])), key
 
 
 class ServerStore:
@@ -106,17 +107,17 @@ class ServerStore:
     def publish(self, endpoint: Endpoint) -> None:
         self._client.put(self._name, json.loads(endpoint.encode()))
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         try:
-            words = self._client.wait(self._name, ASK_SECONDS)
+            entry = self._client.wait(self._name, ASK_SECONDS)
         except TimeoutError:
             return None
         except OSError as error:
             raise ClusterError(f"{self.place} does not answer any more: {error}") from None
-        found = None if words is None else decode(json.dumps(words).encode())
-        return None if found is not None and found.owner.gone() else found
+        found = None if entry is None else decode(json.dumps(entry).encode())
+        return None if found is not None and found.owner.has_ended() else found
 
-    def found(self) -> None:
+    def stop_reading(self) -> None:
         pass
 
     def withdraw(self) -> None:

@@ -1,6 +1,6 @@
 # Endpoint stores: rank 0 publishes the endpoint of its hub, the others read it. A file, a known address, or MPI.
 # Touches the file system and, when it is installed and MPI started us, mpi4py.
-"""`publish` may be called again with a new endpoint; `look` returns the current one; `withdraw` removes it."""
+"""`publish` may be called again with a new endpoint; `read` returns the current one; `withdraw` removes it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class EndpointStore(Protocol):
         """Rank 0 stores this endpoint."""
         ...
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         """The stored endpoint, or None."""
         ...
 
-    def found(self) -> None:
-        """This rank has found rank 0 and reads no more."""
+    def stop_reading(self) -> None:
+        """Tells the store that this rank has reached rank 0 and will not read again."""
         ...
 
     def withdraw(self) -> None:
@@ -59,17 +59,17 @@ class FileStore:
             self._sweep()
         self.directory.write(self._name, endpoint.encode())
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         found = self._read(self._name)
         if found is not None:
             # The file is named by the key. If its owner has ended, a killed job left it.
-            return None if found.key != self._key or found.owner.gone() else found
+            return None if found.key != self._key or found.owner.has_ended() else found
         if time.monotonic() > self._refresh_at:
             self._refresh_at = time.monotonic() + REFRESH_SECONDS
             self.directory.refresh()
         return None
 
-    def found(self) -> None:
+    def stop_reading(self) -> None:
         pass
 
     def withdraw(self) -> None:
@@ -87,7 +87,7 @@ class FileStore:
             if found.stale():
                 _clean(found)
                 self.directory.remove(name)
-            elif name == self._name and found.owner != Owner.me() and found.owner.gone() is False:
+            elif name == self._name and found.owner != Owner.me() and found.owner.has_ended() is False:
                 raise ClusterError(
                     f"process {found.owner.pid} is rank 0 of a job with the same key ({self._key}) that is just "
                     "starting; start one after the other, or with `farandole run`"
@@ -105,7 +105,7 @@ class FileStore:
 def _clean(left: Endpoint) -> None:
     for address in left.addresses:
         sockaddr = sockets.split(address)
-        if isinstance(sockaddr, str) and left.owner.gone():
+        if isinstance(sockaddr, str) and left.owner.has_ended():
             sockets.remove_directory(sockaddr.rpartition("/")[0])
 
 
@@ -114,15 +114,17 @@ class FixedAddress:
 
     def __init__(self, address: str, found: ClusterRank) -> None:
         self.place = address
-        self._endpoint = Endpoint(found.key, (address,), True, "", "", Owner("", "", 0, 0), 0.0)
+        self._endpoint = Endpoint(
+            found.key, (address,), proven=True, hostname="", secret="", owner=Owner("", "", 0, 0), written=0.0
+        )
 
     def publish(self, endpoint: Endpoint) -> None:
         pass
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         return self._endpoint
 
-    def found(self) -> None:
+    def stop_reading(self) -> None:
         pass
 
     def withdraw(self) -> None:
@@ -142,14 +144,14 @@ class MpiStore:
     def publish(self, endpoint: Endpoint) -> None:
         self._broadcast(endpoint.encode())
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         if self._last is None or not self._last.proven:
             self._last = decode(self._broadcast(b""))
         return self._last
 
-    def found(self) -> None:
+    def stop_reading(self) -> None:
         if self._last is not None and not self._last.proven:
-            self.look()
+            self.read()
 
     def withdraw(self) -> None:
         pass
@@ -159,7 +161,7 @@ class MpiStore:
         request = self._world.Ibcast(buffer, root=0)
         while not request.Test():
             if time.monotonic() > self._deadline:
-                raise ClusterError("MPI's broadcast did not end in time: some rank has not come to init")
+                raise ClusterError("MPI's broadcast did not end in time: some rank has not called init")
             time.sleep(MPI_PAUSE)
         return bytes(buffer)
 

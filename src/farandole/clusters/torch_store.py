@@ -44,16 +44,16 @@ class TorchStore:
         else:
             self._store.set("endpoint", endpoint.encode())
 
-    def look(self) -> Endpoint | None:
+    def read(self) -> Endpoint | None:
         if self._chosen is None and self._store.check(["nonce"]):
             nonce = self._store.get("nonce").decode()
             self._chosen = self._home if self._see(nonce) else self
             self._store.set(f"sees/{nonce}/{self._found.rank}", b"1" if self._chosen is self._home else b"0")
         if self._chosen is self._home:
-            return self._home.look()
+            return self._home.read()
         return decode(self._store.get("endpoint")) if self._store.check(["endpoint"]) else None
 
-    def found(self) -> None:
+    def stop_reading(self) -> None:
         pass
 
     def withdraw(self) -> None:
@@ -77,14 +77,15 @@ class TorchStore:
         except RuntimeError:
             missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
             raise ClusterError(
-                f"these ranks did not come to init in time: {', '.join(missing[:32])}; if they are only slow, raise "
+                f"these ranks did not call init in time: {', '.join(missing[:32])}; if they are only slow, raise "
                 "FARANDOLE_START_TIMEOUT"
             ) from None
         if all(self._store.get(key) == b"1" for key in keys):
             return True
         self._home.withdraw()
         log.warning(
-            "the job's secret goes through %s and is only as private as that, since the hosts share no home directory; "
+            "the job's secret is sent through %s, because the hosts share no home directory, and is as "
+            "private as that store. "
             "FARANDOLE_SECRET_FILE (the same file on each host) or FARANDOLE_MEET_AT=dir:PATH (a directory that they "
             "share) is better",
             self.place,
@@ -95,7 +96,7 @@ class TorchStore:
         until = time.monotonic() + HOME_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(ClusterError):
-                seen = self._home.look()
+                seen = self._home.read()
                 if seen is not None and seen.nonce == nonce:
                     return True
             time.sleep(PAUSE)

@@ -1,5 +1,5 @@
 # Horovod's data loaders: a base class, and a mixin that loads batches in advance.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.data` in scripts."""
 
 from __future__ import annotations

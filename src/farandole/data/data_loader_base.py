@@ -1,5 +1,5 @@
 # Horovod's data loaders: a base class, and a mixin that loads batches in advance in a thread.
-# Touches threads only; knows no framework.
+# Touches threads; imports no framework.
 """Replaces `horovod.data.data_loader_base` in scripts."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _get(batches: queue.Queue[Any], leave: threading.Event) -> Any:
             return batches.get(timeout=0.1)
         except queue.Empty:
             if leave.is_set():
-                return _End(RuntimeError("the loader was closed, or iterated anew, while this pass went on"))
+                return _End(RuntimeError("the loader was closed, or iterated again, before this pass ended"))
 
 
 def _put(batches: queue.Queue[Any], batch: Any, leave: threading.Event) -> bool:

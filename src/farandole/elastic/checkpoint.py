@@ -1,5 +1,5 @@
 # Checkpoints on disk: parts in the safetensors format, and a manifest that is written last. They contain no code.
-# Touches the file system, safetensors, trees, objects and runtime.
+# Touches the file system; the rooms operations and world; the files safetensors and trees.
 """A checkpoint is a directory. It gets its final name when all its files are on disk, so it is always complete."""
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Writer:
                 writing.finish()
             except Exception as error:
                 explained = _explained(error, path)
-                logger.warning("%s; training goes on", explained)
+                logger.warning("%s; training continues", explained)
                 writing.finish(explained)
 
         threading.Thread(target=body, name="farandole-checkpoint").start()
@@ -111,10 +111,10 @@ class Writer:
 def _explained(error: Exception, path: str) -> Exception:
     if not isinstance(error, OSError) or error.errno is None:
         return error
-    place = path
-    while not os.path.exists(place):
-        place = os.path.dirname(place)
-    free = f"; {shutil.disk_usage(place).free / 1e6:.1f} MB are free there"
+    entry_path = path
+    while not os.path.exists(entry_path):
+        entry_path = os.path.dirname(entry_path)
+    free = f"; {shutil.disk_usage(entry_path).free / 1e6:.1f} MB are free there"
     return OSError(error.errno, f"the checkpoint was not written: {error.strerror}{free}", path)
 
 
@@ -146,7 +146,7 @@ def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -
     if skip or rank >= parts:
         snapshot.release()
         if skip:
-            logger.info("a checkpoint below %s is left out: the one before it is still being written", path)
+            logger.info("a checkpoint below %s is skipped: the one before it is still being written", path)
         return Writing.over(path, skip)
     try:
         blocks, text = _encoded(snapshot, rank)
@@ -213,9 +213,9 @@ def write(
             raise
         _sync_folder(path)
         for _, old in finished(path)[:-keep]:
-            gone = os.path.join(path, OLD + os.path.basename(old))
-            os.rename(old, gone)  # first, so that an incomplete directory is never used as a checkpoint
-            _remove(gone)
+            moved_path = os.path.join(path, OLD + os.path.basename(old))
+            os.rename(old, moved_path)  # first, so that an incomplete directory is never used as a checkpoint
+            _remove(moved_path)
 
 
 @contextlib.contextmanager
@@ -307,9 +307,9 @@ def _sync_folder(folder: str) -> None:
 def _tidy(path: str, own: str) -> None:
     """Removes incomplete directories of earlier writers that were killed."""
     for name in os.listdir(path):
-        place = os.path.join(path, name)
-        if name.startswith((UNFINISHED, OLD)) and place != own:
-            _remove(place)
+        entry_path = os.path.join(path, name)
+        if name.startswith((UNFINISHED, OLD)) and entry_path != own:
+            _remove(entry_path)
 
 
 def _remove(folder: str) -> None:
@@ -338,7 +338,7 @@ def finished(path: str) -> list[tuple[int, str]]:
 
 
 def load(path: str) -> tuple[int, dict[str, Any], dict[str, dict[Any, Any]]] | None:
-    """The newest good checkpoint below a path; None without checkpoints; Damaged when none is good."""
+    """The newest good checkpoint below a path; None without checkpoints. Raises Damaged if none is good."""
     reasons = []
     for _, folder in reversed(finished(path)):
         try:
@@ -375,20 +375,20 @@ def read(folder: str) -> tuple[int, dict[str, Any], dict[str, dict[Any, Any]]]:
     return commit, replicated, sharded
 
 
-def _read_signed(place: str) -> Any:
-    with open(place, "rb") as file:
+def _read_signed(entry_path: str) -> Any:
+    with open(entry_path, "rb") as file:
         text, _, digest = file.read().rstrip(b"\n").rpartition(b"\n")
     if hashlib.blake2b(text, digest_size=16).hexdigest().encode() != digest:
-        raise Damaged(f"{os.path.basename(place)} does not fit its checksum")
+        raise Damaged(f"checksum mismatch in {os.path.basename(entry_path)}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{os.path.basename(place)} is not JSON: {error}") from None
+        raise Damaged(f"{os.path.basename(entry_path)} is not JSON: {error}") from None
 
 
 def _read_checked(folder: str, name: str, size: int, chunk: int, digests: Any) -> Any:
     if re.fullmatch(r"part-\d{5}\.safetensors", name) is None or chunk < 1 or not isinstance(digests, list):
-        raise Damaged(f"the manifest speaks of a part that cannot be: {name!r}")
+        raise Damaged(f"the manifest names an invalid part: {name!r}")
     with open(os.path.join(folder, name), "rb") as file:
         there = os.fstat(file.fileno()).st_size
         if there != size:

@@ -1,5 +1,5 @@
 # The loop around an elastic training function: syncs the state, restores it after a loss, runs the function again.
-# Touches errors, runtime and state.
+# Touches the rooms base and world; the file state.
 """`run(func)` is the decorator; `run_fn(func, reset)` is the same with another way to join the other ranks again."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _repeat(
         except HorovodInternalError as error:
             if _final(error):
                 raise
-            logger.warning("%s; going back to commit %d", error, state._commits)
+            logger.warning("%s; returning to commit %d", error, state._commits)
             state.restore()
             skip_sync = False
         except HostsUpdatedInterrupt as interrupt:

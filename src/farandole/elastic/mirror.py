@@ -1,5 +1,5 @@
 # Sharded state: each rank holds a part, another host has a copy, and a change of ranks distributes all parts again.
-# Touches objects, ops, reductions and runtime.
+# Touches the rooms operations and world.
 """Users have `Sharded` objects. `Mirror` keeps their commits, so that no commit is lost when one host is lost."""
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class RandomState(Sharded):
     def apply(self, values: dict[Key, Any]) -> None:
         """Sets this rank's generators. A rank number that is new keeps its own generators."""
         super().apply(values)
-        own = values.get(runtime.world.engine.rank)
-        if own is not None:
-            self.set(own)
+        own_values = values.get(runtime.world.engine.rank)
+        if own_values is not None:
+            self.set(own_values)
 
     def capture(self) -> Any:
         """The state of the generators."""
@@ -131,12 +131,12 @@ def owners(items: Iterable[Item], size: int) -> dict[Item, int]:
 class Holding:
     """What a rank has of one commit: its own part, copies of other parts, and the list of the items of all ranks."""
 
-    own: Blobs = field(default_factory=dict)
+    own_values: Blobs = field(default_factory=dict)
     copies: Blobs = field(default_factory=dict)
     everything: list[Item] = field(default_factory=list)
 
     def bytes(self) -> int:
-        return sum(len(blob) for blobs in (self.own, self.copies) for blob in blobs.values())
+        return sum(len(blob) for blobs in (self.own_values, self.copies) for blob in blobs.values())
 
 
 def exchange(payloads: dict[int, Any], name: str) -> list[Any]:
@@ -172,15 +172,17 @@ class Mirror:
 
     def prepare(self, number: int) -> None:
         """Makes commit `number` here and on this rank's partner. All ranks call it together."""
-        own = {(name, key): dumps(value) for name, part in self.parts.items() for key, value in part.collect().items()}
-        self.held[number] = Holding(own, self._copied(own))
+        own_values = {
+            (name, key): dumps(value) for name, part in self.parts.items() for key, value in part.collect().items()
+        }
+        self.held[number] = Holding(own_values, self._copied(own_values))
 
     def agree(self, number: int) -> None:
         """Waits until all ranks have prepared the commit. From then on it is the agreed commit."""
         new, old = self.held[number], self.held.get(self.agreed, Holding())
-        changed = np.array([self.agreed == 0 or new.own.keys() != old.own.keys()], dtype=np.int32)
+        changed = np.array([self.agreed == 0 or new.own_values.keys() != old.own_values.keys()], dtype=np.int32)
         if ops.allreduce(changed, op=ops.Max, name="elastic.agree")[0]:
-            everyones = allgather_object(list(new.own), name="elastic.items")
+            everyones = allgather_object(list(new.own_values), name="elastic.items")
             new.everything = list(dict.fromkeys(item for items in everyones for item in items))
             ops.barrier()  # no rank continues before all ranks have the list
         else:
@@ -190,38 +192,38 @@ class Mirror:
     def _settle(self, number: int, holding: Holding) -> None:
         self.agreed, self.held, self._staged = number, {number: holding}, None
 
-    def _copied(self, own: Blobs) -> Blobs:
+    def _copied(self, own_values: Blobs) -> Blobs:
         world = runtime.world
         keeper = partner(world.engine.rank, world.session.hosts)
-        payloads = {} if keeper is None else {keeper: own}
+        payloads = {} if keeper is None else {keeper: own_values}
         return {item: blob for copies in exchange(payloads, "elastic.mirror") for item, blob in copies.items()}
 
     def restore(self) -> None:
         """Restores this rank's part of the agreed commit."""
         if self.agreed:
-            self._apply(self.held[self.agreed].own)
+            self._apply(self.held[self.agreed].own_values)
 
     def recover(self) -> None:
         """Distributes all parts of the newest agreed commit after a change of ranks. All ranks call it together."""
-        told = allgather_object((self.agreed, self._everything(), self._inventory()), name="elastic.recover")
-        newest = max(agreed for agreed, _, _ in told)
+        reports = allgather_object((self.agreed, self._everything(), self._inventory()), name="elastic.recover")
+        newest = max(agreed for agreed, _, _ in reports)
         if newest == 0:
             return  # there is no commit yet: every rank keeps its initial values
-        everything = next(items for agreed, items, _ in told if agreed == newest)
-        sources = _sources(everything, newest, [inventory for _, _, inventory in told])
+        everything = next(items for agreed, items, _ in reports if agreed == newest)
+        sources = _sources(everything, newest, [inventory for _, _, inventory in reports])
         holdings = self._holdings(newest)
-        own = self._move(owners(everything, runtime.world.engine.size), sources, holdings)
-        staged = Holding(own, self._copied(own), everything)
+        own_values = self._move(owners(everything, runtime.world.engine.size), sources, holdings)
+        staged = Holding(own_values, self._copied(own_values), everything)
         # The old parts and copies are kept until every rank has the new ones, because a rank may be lost now, even
         # repeatedly.
         before = Holding(everything=everything)
         for holding in holdings:
-            before.own |= holding.own
+            before.own_values |= holding.own_values
             before.copies |= holding.copies
         self.held, self.agreed, self._staged = {newest: before}, newest, staged
         ops.barrier()
         self._settle(newest, staged)
-        self._apply(own)
+        self._apply(own_values)
         for part in self.parts.values():
             part.settle()
 
@@ -236,7 +238,7 @@ class Mirror:
         """For each commit: the items of this rank's own part, and the items of which it has copies."""
         return {
             number: (
-                [item for one in self._holdings(number) for item in one.own],
+                [item for one in self._holdings(number) for item in one.own_values],
                 [item for one in self._holdings(number) for item in one.copies],
             )
             for number in self.held
@@ -246,47 +248,49 @@ class Mirror:
         rank = runtime.world.engine.rank
         here: Blobs = {}
         for holding in reversed(holdings):
-            here |= {**holding.copies, **holding.own}
+            here |= {**holding.copies, **holding.own_values}
         payloads: dict[int, Blobs] = {}
         for item, target in targets.items():
             if sources[item] == rank:
                 payloads.setdefault(target, {})[item] = here[item]
         return {item: blob for blobs in exchange(payloads, "elastic.move") for item, blob in blobs.items()}
 
-    def _apply(self, own: Blobs) -> None:
+    def _apply(self, own_values: Blobs) -> None:
         for name, part in self.parts.items():
-            part.apply({key: loads(blob) for (owner, key), blob in own.items() if owner == name})
+            part.apply({key: loads(blob) for (owner, key), blob in own_values.items() if owner == name})
 
     def values(self) -> dict[str, dict[Key, Any]]:
         """This rank's own parts of the agreed commit."""
         parts: dict[str, dict[Key, Any]] = {name: {} for name in self.parts}
-        for (name, key), blob in (self.held[self.agreed].own if self.agreed else {}).items():
+        for (name, key), blob in (self.held[self.agreed].own_values if self.agreed else {}).items():
             parts[name][key] = loads(blob)
         return parts
 
     def adopt(self, number: int, values: dict[str, dict[Key, Any]]) -> None:
         """Takes all parts of a commit that was read from disk. `recover` distributes them."""
-        own = {(name, key): dumps(value) for name, part in values.items() for key, value in part.items()}
-        self._settle(number, Holding(own, {}, list(own)))
-        self._apply(own)
+        own_values = {(name, key): dumps(value) for name, part in values.items() for key, value in part.items()}
+        self._settle(number, Holding(own_values, {}, list(own_values)))
+        self._apply(own_values)
 
     def bytes(self) -> int:
         """The memory that commits of sharded parts use on this rank."""
         return sum(holding.bytes() for holding in self.held.values())
 
 
-def _sources(known: Iterable[Item], number: int, told: Sequence[dict[int, tuple[list[Item], ...]]]) -> dict[Item, int]:
-    """The rank that sends each item: the rank that owns it, else the rank with the copy. LostShards without both."""
+def _sources(
+    known: Iterable[Item], number: int, reports: Sequence[dict[int, tuple[list[Item], ...]]]
+) -> dict[Item, int]:
+    """The rank that sends each item: its owner, else the rank with the copy. Raises LostShards if both are lost."""
     found: dict[Item, int] = {}
     for kind in (1, 0):
-        for rank in reversed(range(len(told))):
-            for item in told[rank].get(number, ([], []))[kind]:
+        for rank in reversed(range(len(reports))):
+            for item in reports[rank].get(number, ([], []))[kind]:
                 found[item] = rank
     lost = [item for item in known if item not in found]
     if lost:
         names = ", ".join(f"{name}[{key!r}]" for name, key in lost[:10])
         raise LostShards(
             f"{len(lost)} sharded parts of commit {number} are lost ({names}): the ranks that held them and those with "
-            "their copies went together; start again from a checkpoint (farandole.elastic.load_from)"
+            "their copies were lost at the same time; start again from a checkpoint (farandole.elastic.load_from)"
         )
     return found

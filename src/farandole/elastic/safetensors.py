@@ -102,7 +102,7 @@ def parse(data: NDArray[np.uint8]) -> tuple[dict[str, Block], dict[str, str]]:
 
 def _span(name: str, entry: Any, available: int) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Damaged(f"tensor {name!r}: its entry needs dtype, shape and data_offsets alone")
+        raise Damaged(f"tensor {name!r}: its entry must have dtype, shape and data_offsets, and nothing else")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in ITEM_BYTES:
         raise Damaged(f"tensor {name!r}: unknown dtype {str(kind)[:40]!r}")

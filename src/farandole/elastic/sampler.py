@@ -87,6 +87,6 @@ def next_cursor(cursor: int, length: int, batches: int, batch_size: int) -> int:
     return min(cursor + batches * batch_size, length)
 
 
-def dealt(count: int, rank: int, size: int) -> range:
+def share_of_rank(count: int, rank: int, size: int) -> range:
     """Which of `count` items belong to a rank: a contiguous range, about equally long for each rank."""
     return range(count * rank // size, count * (rank + 1) // size)

@@ -1,5 +1,5 @@
 # The state of a training: users commit it, a loss restores it, and new ranks receive it.
-# Touches checkpoint, mirror, ops, runtime and errors.
+# Touches the rooms base, operations and world; the files checkpoint and mirror.
 """`State` is the interface, `ObjectState` holds Python objects; frameworks have subclasses."""
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class State:
             try:
                 callback()
             except Exception:
-                logger.exception("the save callback %r failed; this rank leaves nevertheless", callback)
+                logger.exception("the save callback %r failed; this rank still leaves", callback)
         runtime.membership.set_saved()
 
     # --- what each kind of state does --------------------------------------------------------------------------------
@@ -192,11 +192,11 @@ class ObjectState(State):
         self._names = [name for name in kwargs if name not in self._sharded]
         taken = sorted(METHODS.intersection(kwargs))
         if taken:
-            raise ValueError(f"{', '.join(taken)}: methods of {type(self).__name__} have these names; take others")
+            raise ValueError(f"{', '.join(taken)}: methods of {type(self).__name__} have these names; use other names")
         self._mirror = Mirror(self._sharded) if self._sharded else None
         self._saved_state: dict[str, Any] = {}  # Horovod's name, which subclasses use
         self._writer = checkpoint.Writer()
-        self._told = False
+        self._memory_logged = False
         self._uncopied: set[str] = set()  # names of values that cannot be copied
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -212,8 +212,8 @@ class ObjectState(State):
             self._mirror.agree(number)
         self.save()
         self._commits = number
-        if not self._told:
-            self._told = True
+        if not self._memory_logged:
+            self._memory_logged = True
             logger.info("%s", self._describe_memory())
 
     def save(self) -> None:
@@ -229,8 +229,8 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Sends the present objects of rank 0 to every rank, and distributes sharded values."""
-        mine = self._commits, {name: getattr(self, name) for name in self._names}
-        commits, values = self._bcast_object(mine)
+        own_state = self._commits, {name: getattr(self, name) for name in self._names}
+        commits, values = self._bcast_object(own_state)
         for name, value in values.items():
             setattr(self, name, value)
         self._take_over(commits)
@@ -255,7 +255,8 @@ class ObjectState(State):
             if name not in self._uncopied:
                 self._uncopied.add(name)
                 logger.warning(
-                    "the elastic state's %s (%s) cannot be copied: after a loss it stays as it is then, and is not "
+                    "the elastic state's %s (%s) cannot be copied: after a loss it keeps its value of that "
+                    "moment, and is not "
                     "rolled back to the last commit (%s: %s). Keep it outside of the state, or give it __deepcopy__",
                     name,
                     type(value).__name__,
@@ -281,7 +282,7 @@ class ObjectState(State):
 
     def _save_to(self, path: str, keep: int, wait: bool) -> checkpoint.Writing:
         if keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint is kept")
+            raise ValueError(f"keep={keep}: expected at least 1")
         own = None if self._mirror is None else self._mirror.values()
         snapshot = checkpoint.Snapshot(self._commits, self._saved_tree(), own, self._pin())
         return checkpoint.save(self._writer, snapshot, os.path.abspath(path), keep, wait)
@@ -294,9 +295,9 @@ class ObjectState(State):
             return 0
         commit, tree, sharded = found
         known = {*self._saved_tree(), *self._sharded}
-        strange = sorted(({*tree, *sharded}) - known)
-        if strange:
-            raise ValueError(f"the checkpoint below {path} has {', '.join(strange)}; this state has {sorted(known)}")
+        unknown = sorted(({*tree, *sharded}) - known)
+        if unknown:
+            raise ValueError(f"the checkpoint below {path} has {', '.join(unknown)}; this state has {sorted(known)}")
         self._load_tree(tree)
         if self._mirror is not None:
             self._mirror.adopt(commit, sharded)

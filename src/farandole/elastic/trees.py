@@ -77,7 +77,7 @@ def encode(value: Any, path: str, blocks: dict[str, Block]) -> Any:
 
 
 def decode(code: Any, blocks: dict[str, Block]) -> Any:
-    """The original value of `encode`; Damaged when `encode` did not make this code."""
+    """The original value of `encode`. Raises Damaged if `encode` did not make this code."""
     if code is None or isinstance(code, (bool, int, float, str)):
         return code
     if not (isinstance(code, list) and len(code) == 2 and isinstance(code[0], str)):

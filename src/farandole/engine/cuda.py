@@ -1,6 +1,6 @@
 # Which of CUDA's libraries and which GPUs are here. It looks when it is asked, and an import of it loads nothing.
 # Touches config, errors, the core by library.py, and the folders of Python's packages.
-"""`libraries()` and `gpus()`; both are for reports alone, because no operation uses these libraries yet."""
+"""`libraries()` and `gpus()`; both are only for reports, because no operation uses these libraries yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.config import Config
 from .library import load
 
-# How CUDA tensors travel, whatever is here.
+# How CUDA tensors are sent, whichever libraries are here.
 WAY = "CUDA tensors go through host memory"
 
 

@@ -90,7 +90,7 @@ def unsupported(what: str, dtype: Any) -> ValueError:
 
 
 def _dtype_of_memory(memory: Any) -> DType:
-    """The element type of memory that is not an array; ValueError when it names none, as tensors of DLPack do."""
+    """The element type of memory that is not an array. Raises ValueError if it names none, as tensors of DLPack do."""
     try:
         seen = memory if hasattr(memory, "__array_interface__") else memoryview(memory)
     except TypeError:

@@ -1,6 +1,6 @@
 # Opens the core: the extension module (core/python/) and the native library of the same build.
-# Touches config, errors, interface, version and the extension.
-"""`load()` gives the core, or says why it cannot be used and what to do."""
+# Touches base, interface and the extension.
+"""`load()` returns the core, or raises an error that says why it cannot be used and what to do."""
 
 from __future__ import annotations
 
@@ -30,51 +30,59 @@ def _numbers() -> dict[str, dict[str, int]]:
     }
 
 
-def check_numbers(theirs: dict[str, dict[str, int]]) -> None:
-    """ImportError when the extension was compiled for other numbers than the package has; it says which."""
-    ours = _numbers()
+def check_numbers(compiled: dict[str, dict[str, int]]) -> None:
+    """Raises ImportError if the enum values or error codes in the extension differ from those in the package; the text
+    names them.
+    """
+    expected = _numbers()
     differ = [
-        f"{table}.{name} is {ours.get(table, {}).get(name)} here and {theirs.get(table, {}).get(name)} there"
-        for table in sorted({*ours, *theirs})
-        for name in sorted({*ours.get(table, {}), *theirs.get(table, {})})
-        if ours.get(table, {}).get(name) != theirs.get(table, {}).get(name)
+        f"{table}.{name} is {expected.get(table, {}).get(name)} in the Python package and "
+        f"{compiled.get(table, {}).get(name)} in the extension"
+        for table in sorted({*expected, *compiled})
+        for name in sorted({*expected.get(table, {}), *compiled.get(table, {})})
+        if expected.get(table, {}).get(name) != compiled.get(table, {}).get(name)
     ]
     if differ:
-        raise ImportError(f"it has another build than the package: {'; '.join(differ[:3])}. Install farandole again")
+        raise ImportError(
+            f"it is from a different build than the Python package: {'; '.join(differ[:3])}. Install farandole again"
+        )
 
 
 try:
     from . import bridge
 
     check_numbers(getattr(bridge, "NUMBERS", {}))
-    MISSING: ImportError | None = None
+    IMPORT_FAILURE: ImportError | None = None
 except ImportError as error:  # reported when an engine is needed; the engine in Python needs no extension
-    MISSING = error
+    IMPORT_FAILURE = error
 
 
 @functools.cache
 def load(path: str | None = None) -> bridge.Library:
-    """The core in the native library, of the build of this package; LibraryMissing says how to get it."""
-    place = Path(path) if path else LIBRARY
+    """Opens the native library. LibraryMissing says what to do if there is none or if it is from another build."""
+    library_path = Path(path) if path else LIBRARY
     build = "In a checkout, build it with `cmake -B build -S . && cmake --build build -j`."
-    if not place.exists():
-        raise errors.LibraryMissing(f"the native library {place} does not exist. {build} {_FALLBACK}")
-    if MISSING is not None:
-        raise errors.LibraryMissing(f"the extension module cannot be used: {MISSING}. {build} {_FALLBACK}")
+    if not library_path.exists():
+        raise errors.LibraryMissing(f"the native library {library_path} does not exist. {build} {_FALLBACK}")
+    if IMPORT_FAILURE is not None:
+        raise errors.LibraryMissing(f"the extension module cannot be used: {IMPORT_FAILURE}. {build} {_FALLBACK}")
     try:
-        library = bridge.Library(str(place))
+        library = bridge.Library(str(library_path))
     except ImportError as error:
         raise errors.LibraryMissing(
-            f"the native library {place} cannot be used: {error}. Install farandole again. {build} {_FALLBACK}"
+            f"the native library {library_path} cannot be used: {error}. Install farandole again. {build} {_FALLBACK}"
         ) from None
     found, expected = library.version, package_version()
     if found != expected:
         raise errors.LibraryMissing(
-            f"the native library {place} is version {found}, the package is {expected}: rebuild it. {_FALLBACK}"
+            f"the native library {library_path} is version {found}, the package is {expected}: rebuild it. {_FALLBACK}"
         )
     return library
 
 
-def start_heartbeat(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Heartbeat:
-    """Starts a native thread that writes heartbeats into one memory file and watches the agent's in another."""
-    return bridge.Heartbeat(load(library), mine, -1 if theirs is None else theirs, beat_ms)
+def start_heartbeat(own_fd: int, agent_fd: int | None, beat_ms: int, library: str | None = None) -> bridge.Heartbeat:
+    """Starts a native thread that writes heartbeats into the memory file `own_fd`, and watches those of the agent in
+    `agent_fd`; with None it watches none.
+    """
+    no_agent = -1
+    return bridge.Heartbeat(load(library), own_fd, no_agent if agent_fd is None else agent_fd, beat_ms)

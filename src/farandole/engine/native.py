@@ -1,6 +1,6 @@
 # The native engine: the core behind the Engine protocol.
 # Touches config, events, interface, library and the extension.
-"""Makes engines from the settings, lends them to compiled operations of frameworks, and closes them."""
+"""Makes engines from the settings, gives compiled operations of frameworks access to them, and closes them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from ..base.config import ALGORITHMS, Config
 from .events import EventThread
 from .interface import COUNTERS, Span
-from .library import MISSING, load
+from .library import IMPORT_FAILURE, load
 
 _CALLS_SECONDS = 10.0  # for calls of other threads to return
 
 _log = logging.getLogger("farandole")
 
-if TYPE_CHECKING or MISSING is None:
+if TYPE_CHECKING or IMPORT_FAILURE is None:
     from . import bridge
     from .bridge import Engine as _Engine
 else:

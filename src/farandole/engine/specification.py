@@ -195,23 +195,23 @@ def ring_allreduce(comm: Communicator, values: Array, bucket: Bucket) -> Array:
 def adasum(comm: Communicator, values: Array, bucket: Bucket) -> Array:
     """Pairs at distance 1, 2, 4 ... With P the largest power of two <= N, members r >= P are folded into r-P first."""
     dtype, size, me = DType(bucket["dtype"]), comm.size, comm.me
-    mine = reduce([values], dtype, ReduceOp.SUM, bucket["prescale"])
+    result = reduce([values], dtype, ReduceOp.SUM, bucket["prescale"])
     power = 1 << (size.bit_length() - 1)
     if me >= power:
-        comm.send(me - power, mine.tobytes())
+        comm.send(me - power, result.tobytes())
         return np.frombuffer(comm.receive(me - power), values.dtype)
     if me + power < size:
-        mine = adasum_pair(mine, np.frombuffer(comm.receive(me + power), values.dtype), dtype)
+        result = adasum_pair(result, np.frombuffer(comm.receive(me + power), values.dtype), dtype)
     level = 1
     while level < power:
-        comm.send(me ^ level, mine.tobytes())
+        comm.send(me ^ level, result.tobytes())
         other = np.frombuffer(comm.receive(me ^ level), values.dtype)
-        mine = adasum_pair(mine, other, dtype) if me < me ^ level else adasum_pair(other, mine, dtype)
+        result = adasum_pair(result, other, dtype) if me < me ^ level else adasum_pair(other, result, dtype)
         level *= 2
-    mine = reduce([mine], dtype, ReduceOp.SUM, 1.0, bucket["postscale"])
+    result = reduce([result], dtype, ReduceOp.SUM, 1.0, bucket["postscale"])
     if me + power < size:
-        comm.send(me + power, mine.tobytes())
-    return mine
+        comm.send(me + power, result.tobytes())
+    return result
 
 
 def allgather(comm: Communicator, rows: Array, first_dims: Sequence[int]) -> Array:
@@ -414,4 +414,6 @@ def check_splits(splits: Sequence[int] | None, rows: int, members: int) -> None:
         if rows % members:
             raise ValueError(f"alltoall without splits: {rows} rows cannot be split evenly among {members} ranks")
     elif len(splits) != members or min(splits) < 0 or sum(splits) > rows:
-        raise ValueError(f"alltoall splits {list(splits)}: needed are {members} counts >= 0 of together <= {rows} rows")
+        raise ValueError(
+            f"alltoall splits {list(splits)}: expected {members} counts of at least 0, together at most {rows}"
+        )

@@ -1,5 +1,5 @@
 # The public names of the JAX binding: Horovod's names for JAX, which Horovod itself does not support.
-# Re-exports alone.
+# Only re-exports names.
 """Collectives on JAX's arrays and trees of arrays, at once and inside `jit`, `grad`, `vmap` and `scan`.
 
 >>> import jax.numpy as jnp, farandole.jax as hvd

@@ -15,7 +15,7 @@ Compressor = NoneCompressor
 class FP16Compressor(Cast):
     """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
-    _travels: Any = jax.numpy.float16
+    _wire_dtype: Any = jax.numpy.float16
 
     @staticmethod
     def _is_floating(tensor: Any) -> bool:
@@ -29,7 +29,7 @@ class FP16Compressor(Cast):
 class BF16Compressor(FP16Compressor):
     """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
-    _travels = jax.numpy.bfloat16
+    _wire_dtype = jax.numpy.bfloat16
 
 
 class Compression:

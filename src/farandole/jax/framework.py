@@ -1,5 +1,5 @@
-# JAX itself: present and new enough or an ImportError says what to install.
-# Touches the import system, bindings/required and private.
+# Checks that JAX is installed and new enough, and imports it; otherwise ImportError says what to install.
+# Touches the import system; the rooms base, bindings and bindings.private.
 """`jax` is JAX. Every file of this binding imports it from here, after its private names were found."""
 
 from __future__ import annotations

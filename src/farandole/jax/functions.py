@@ -36,14 +36,16 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
 def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     """The root's tree on every rank; the trees of other ranks are ignored."""
-    mine = rank() == root_rank
-    kinds = broadcast_object(jax.tree.map(_kind_of, tree) if mine else None, root_rank, "tree.shape")
+    is_root = rank() == root_rank
+    kinds = broadcast_object(jax.tree.map(_kind_of, tree) if is_root else None, root_rank, "tree.shape")
     leaves, shape = jax.tree.flatten(kinds)
-    own = jax.tree.leaves(tree) if mine else [one.like() if isinstance(one, _ArrayKind) else one for one in leaves]
+    leaves_to_send = (
+        jax.tree.leaves(tree) if is_root else [one.like() if isinstance(one, _ArrayKind) else one for one in leaves]
+    )
     arrays = [index for index, one in enumerate(leaves) if isinstance(one, _ArrayKind)]
-    found = broadcast([_sendable(own[index]) for index in arrays], root_rank, "tree.arrays")
+    found = broadcast([_sendable(leaves_to_send[index]) for index in arrays], root_rank, "tree.arrays")
     for index, array in zip(arrays, found, strict=True):
-        leaves[index] = _received_as(array, own[index])
+        leaves[index] = _received_as(array, leaves_to_send[index])
     return jax.tree.unflatten(shape, leaves)
 
 

@@ -1,5 +1,5 @@
 # Runs collectives on the host: directly for concrete arrays, and in callbacks of compiled functions.
-# Touches JAX, NumPy, work and the NumPy layer.
+# Touches JAX and NumPy; the rooms bindings, engine and operations; the files failures and framework.
 """On the CPU, NumPy reads a JAX array's memory without a copy, and JAX takes over NumPy's memory."""
 
 from __future__ import annotations

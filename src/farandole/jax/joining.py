@@ -1,5 +1,5 @@
 # init and shutdown for JAX: joins or leaves the job; the ranks agree how compiled functions call the engine.
-# Touches compiled, failures and runtime.
+# Touches the rooms bindings and world; the files compiled and failures.
 """`init` and `shutdown` replace `hvd.init()` and `hvd.shutdown()` of scripts."""
 
 from __future__ import annotations

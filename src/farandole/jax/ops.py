@@ -1,5 +1,5 @@
 # The operations on arrays and trees of arrays: directly, and inside jit, grad, vmap and scan.
-# Touches JAX, compression, failures, running, work and the NumPy layer's types.
+# Touches JAX; the rooms base, bindings, engine, operations and world; other files of this room.
 """Operations with the names and rules of Horovod. A tree of arrays is sent in one call; the result is a tree too."""
 
 from __future__ import annotations

@@ -87,13 +87,13 @@ def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: Call) -> tuple
     """vmap: every rank has the same batch, which is sent as a whole; the rows stay the first dimension."""
     if call.work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         if call.work.op == ReduceOp.ADASUM:
-            raise NotImplementedError("Adasum looks at whole arrays: vmap cannot divide it into examples")
+            raise NotImplementedError("Adasum needs whole arrays, so it cannot be used under vmap")
         return _primitive.bind(*arrays, call=call), list(axes)
     moved = [one if axis is None else jax.numpy.moveaxis(one, axis, 1) for one, axis in zip(arrays, axes, strict=True)]
     return _primitive.bind(*moved, call=call), [None if axis is None else 1 for axis in axes]
 
 
-jax_names.batch_by(_primitive, _batched)
+jax_names.set_batching_rule(_primitive, _batched)
 
 
 def full_name(work: Work) -> str:
@@ -105,7 +105,7 @@ def full_name(work: Work) -> str:
 
 def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
     token = jax_names.token_of(context, EFFECT)
-    if call.through_xla and jax_names.on_cpu_alone(context):
+    if call.through_xla and jax_names.runs_only_on_cpu(context):
         results, token = _xla_call(context, token, arrays, call)
     else:
         work = call.work if call.work.name is not None else dataclasses.replace(call.work, name="jit")
@@ -114,7 +114,7 @@ def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
             return tuple(host.arrays_of(work, given))
 
         results, token = jax_names.call_python(context, callback, token, list(arrays))
-    jax_names.leave_token(context, EFFECT, token)
+    jax_names.set_token(context, EFFECT, token)
     return results
 
 
@@ -140,4 +140,4 @@ def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tu
     return results, token
 
 
-jax_names.lower_by(_primitive, _lowered)
+jax_names.set_lowering_rule(_primitive, _lowered)

@@ -1,5 +1,5 @@
 # Runs a collective on JAX's arrays: concrete ones at once, traced ones as a step of the program; with gradients.
-# Touches JAX, host, primitive, work and the NumPy layer's types.
+# Touches JAX; the rooms base, bindings, engine, operations and world; the files framework, host and primitive.
 """`run(work, arrays)` gives the outputs. Each gradient is a collective too, as in the other bindings."""
 
 from __future__ import annotations
@@ -56,21 +56,23 @@ def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
             raise ValueError("in a compiled function alltoall takes no splits: XLA has to know all shapes beforehand")
         return primitive.bind(work, arrays)
 
-    def keeping(arrays: list[Any]) -> tuple[list[Any], Any]:
+    def forward_with_residuals(arrays: list[Any]) -> tuple[list[Any], Any]:
         outputs = forward(arrays)
         return outputs, outputs[1] if splits is not None else None
 
     def backward(received: Any, grads: list[Any]) -> tuple[list[Any]]:
         # Integers have no gradient.
-        places = [index for index, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
+        differentiable = [index for index, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
         found: list[Any] = [None] * len(shapes)
-        passed = _backward(work, [shapes[index] for index in places], [grads[index] for index in places], received)
-        for index, gradient in zip(places, passed, strict=True):
+        passed = _backward(
+            work, [shapes[index] for index in differentiable], [grads[index] for index in differentiable], received
+        )
+        for index, gradient in zip(differentiable, passed, strict=True):
             found[index] = gradient
         return (found,)
 
     collective = jax.custom_vjp(forward)
-    collective.defvjp(keeping, backward)
+    collective.defvjp(forward_with_residuals, backward)
     return list(collective(given))
 
 
@@ -96,7 +98,7 @@ def _members(work: Work) -> int:
     return len(runtime.world.groups.members(work.process_set)[1])
 
 
-def _place(work: Work) -> int:
+def _member_index(work: Work) -> int:
     return list(runtime.world.groups.members(work.process_set)[1]).index(rank())
 
 
@@ -106,19 +108,19 @@ def _own_rows(work: Work, shapes: list[tuple[int, ...]], grads: Sequence[Any]) -
     """
     own = np.array([[shape[0] for shape in shapes]])
     if traced(grads):
-        before = own[0] * _place(work)
+        before = own[0] * _member_index(work)
     else:
-        before = arrays_ops.allgather(own, process_set=work.process_set)[: _place(work)].sum(0)
+        before = arrays_ops.allgather(own, process_set=work.process_set)[: _member_index(work)].sum(0)
     return [grad[start : start + rows] for grad, start, rows in zip(grads, before, own[0], strict=True)]
 
 
 def _everyones_rows(work: Work, shapes: list[tuple[int, ...]], grads: list[Any]) -> list[Any]:
     """The gradients of the rows of all ranks. XLA cannot gather unequal numbers of rows: these are added to zeros."""
-    members, place = _members(work), _place(work)
+    members, index = _members(work), _member_index(work)
     if all(shape[0] % members == 0 for shape in shapes) or not traced(grads):
         return run(replace(work, kind=Kind.ALLGATHER, op=Sum, scales=(1.0, 1.0)), grads)
     spread = []
     for shape, grad in zip(shapes, grads, strict=True):
-        start = place * (shape[0] // members) + min(place, shape[0] % members)
+        start = index * (shape[0] // members) + min(index, shape[0] % members)
         spread.append(jnp.zeros(shape, grad.dtype).at[start : start + grad.shape[0]].set(grad))
     return run(replace(work, kind=Kind.ALLREDUCE, op=Sum, scales=(1.0, 1.0)), spread)

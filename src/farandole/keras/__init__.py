@@ -1,5 +1,5 @@
 # The public names of the Keras binding: Horovod's names for Keras 3 with any backend.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.keras` in scripts."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.objects import allgather_object, broadcast_object
 from ..world.basics import cuda_built, rocm_built, shutdown
 from .compression import Compression
-from .framework import present
+from .framework import check_installed
 from .joining import init
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .values import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
 
-present()
+check_installed()
 
 __all__ = [
     "Compression",

@@ -1,5 +1,5 @@
 # The code of the callbacks without their base class: the same for Keras 3 and tf_keras.
-# Touches the NumPy layer, values and framework; imports no Keras.
+# Touches the rooms operations and world; the files framework and values. Imports no Keras.
 """`callbacks.py` combines each class with the `Callback` of its Keras.
 
 The hooks have the names of Horovod's callbacks (`on_batch_end`, which `on_train_batch_end` calls), because subclasses
@@ -18,7 +18,7 @@ import numpy as np
 from ..operations import ops
 from ..operations.reductions import Average
 from ..world.basics import rank, size
-from .framework import array_of, current, variables_of
+from .framework import array_of, sync_variables_from_jax, variables_of
 from .values import broadcast_variables
 
 _log = logging.getLogger("farandole")
@@ -114,7 +114,7 @@ class Schedule:
         return epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch)
 
     def _set(self, epoch: float) -> None:
-        current(self.model)  # type: ignore[attr-defined]
+        sync_variables_from_jax(self.model)  # type: ignore[attr-defined]
         optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
         old, new = float(array_of(optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
@@ -145,7 +145,7 @@ class Schedule:
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._momentum is not None:
-            current(self.model)  # type: ignore[attr-defined]
+            sync_variables_from_jax(self.model)  # type: ignore[attr-defined]
             self.model.optimizer.momentum.assign(self._momentum)  # type: ignore[attr-defined]
             self._momentum = None
 

@@ -13,7 +13,7 @@ from .framework import require
 class FP16Compressor(Cast):
     """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
-    _travels = "float16"
+    _wire_dtype = "float16"
 
     @staticmethod
     def _type(tensor: Any) -> Any:
@@ -31,7 +31,7 @@ class FP16Compressor(Cast):
 class BF16Compressor(FP16Compressor):
     """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
-    _travels = "bfloat16"
+    _wire_dtype = "bfloat16"
 
 
 class Compression:

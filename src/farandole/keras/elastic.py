@@ -1,5 +1,5 @@
 # Elastic training for Keras 3: the model and its optimizer as state, and callbacks that commit.
-# Touches Keras, elastic, framework and values.
+# Touches Keras; the rooms elastic, jax and tensorflow; the files elastic_bodies and framework.
 """Replaces `horovod.keras.elastic` in scripts."""
 
 from __future__ import annotations

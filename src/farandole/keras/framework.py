@@ -1,5 +1,5 @@
-# Keras itself: present and new enough or an ImportError says what to install.
-# Touches the import system and the version of Keras.
+# Checks that Keras is installed and new enough; otherwise ImportError says what to install.
+# Touches Keras, and private names of TensorFlow through bindings.private.
 """`keras` is Keras 3. The code of this binding also works with `tf_keras`, for scripts for Keras 2."""
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..engine.interface import Array
 OLDEST = tested.OLDEST["keras"]
 
 
-def present() -> None:
-    """ImportError says what to install if Keras is missing or too old; loads nothing."""
+def check_installed() -> None:
+    """Raises ImportError, which says what to install, if Keras is missing or too old. Does not import Keras."""
     if importlib.util.find_spec("keras") is None:
         raise ImportError(
             "farandole.keras needs Keras 3, and it is not installed: pip install 'farandole[keras]', and one of "
             "its backends "
             "(tensorflow, torch, jax)"
         )
-    # TensorFlow's binding uses parts of this package also for tf_keras; then Keras 2 may be installed too.
+    # Scripts that use tf_keras may have an old `keras`, so it is not checked if farandole.tensorflow is loaded.
     if "farandole.tensorflow" not in sys.modules:
         # If pip has no record of Keras, `require` checks the module itself.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            _refuse_old(importlib.metadata.version("keras"))
+            _check_version(importlib.metadata.version("keras"))
 
 
-def _refuse_old(version: str) -> None:
+def _check_version(version: str) -> None:
     if not is_version_greater_equal_than(version, OLDEST):
         raise ImportError(
             f"farandole.keras needs Keras {OLDEST} or newer; this is {version}: pip install --upgrade keras "
@@ -45,10 +45,10 @@ def _refuse_old(version: str) -> None:
 
 def require() -> Any:
     """Imports Keras. ImportError says what to install."""
-    present()
+    check_installed()
     import keras
 
-    _refuse_old(keras.__version__)
+    _check_version(keras.__version__)
     return keras
 
 
@@ -58,8 +58,8 @@ def array_of(value: Any) -> Array:
     return np.asarray(detached.numpy() if hasattr(detached, "numpy") else detached)
 
 
-def current(model: Any) -> None:
-    """On JAX: updates a model's variables, whose values Keras keeps elsewhere between the batches of a fit."""
+def sync_variables_from_jax(model: Any) -> None:
+    """With JAX, Keras keeps the values elsewhere during a fit: copies them into the model's variables."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
@@ -68,10 +68,10 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
     """The variables of a model and its optimizer, without gradients that are being accumulated: those belong to one
     rank.
     """
-    current(model)
+    sync_variables_from_jax(model)
     found = list(model.variables)
     seen = {id(one) for one in accumulated(optimizer)}
     if optimizer is not None:
-        own = optimizer.variables
-        found += list(own() if callable(own) and not isinstance(own, (list, tuple)) else own)
+        variables = optimizer.variables
+        found += list(variables() if callable(variables) and not isinstance(variables, (list, tuple)) else variables)
     return [one for one in found if not (id(one) in seen or seen.add(id(one)))]  # type: ignore[func-returns-value]

@@ -1,5 +1,5 @@
 # init for Keras: joins the job and, on TensorFlow and JAX, prepares the operations of compiled steps.
-# Touches framework, runtime and, where Keras runs on them, farandole.tensorflow or farandole.jax.
+# Touches the room world; the file framework; where Keras runs on them, farandole.tensorflow or farandole.jax.
 """`init` replaces `hvd.init()` of scripts."""
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def make(
 ) -> Any:  # fmt: skip
     """A DistributedOptimizer for an optimizer of Keras 3."""
     if chosen_op(op, None) == Adasum:
-        raise ValueError("op=Adasum does not go with Keras optimizers")
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected at least 1")
     keras = require()

@@ -1,5 +1,5 @@
 # Reduces, gathers and broadcasts values for callbacks and scripts, outside the training step.
-# Touches the NumPy layer, compression and framework.
+# Touches the rooms engine, operations and world; the files compression and framework.
 """Works on NumPy arrays, numbers, and tensors of any backend; results are NumPy arrays."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..autoload import allowed
+from ..autoload import patching_allowed
 from .registration import watch
 
 if TYPE_CHECKING:  # these classes are made at run time, for one of the two packages
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     return trees.of_script(name)
 
 
-if allowed():
+if patching_allowed():
     watch()

@@ -1,5 +1,5 @@
 # Elastic training with Lightning's Trainer: commits, a fit that is started again, and data that is distributed again.
-# Touches elastic/loop and elastic/state, torch/elastic/loader, runtime; Lightning only through the trainer it gets.
+# Touches the rooms base, elastic, operations, torch and world; Lightning only through the trainer that it gets.
 """A commit is a checkpoint of Lightning in memory. After a change of ranks every rank resumes from the last commit."""
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Elastic:
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets the length of the epoch, which depends on the present number of ranks."""
         loop = trainer.fit_loop
-        for dealt in _loaders(trainer):
-            dealt.set_epoch(trainer.current_epoch)
-            lightning_names.take_length(loop, len(dealt))
+        for loader_of_ranks in _loaders(trainer):
+            loader_of_ranks.set_epoch(trainer.current_epoch)
+            lightning_names.take_length(loop, len(loader_of_ranks))
             if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-                trainer.val_check_batch = max(1, int(len(dealt) * trainer.val_check_interval))
+                trainer.val_check_batch = max(1, int(len(loader_of_ranks) * trainer.val_check_interval))
         if _current and self._due:
             self._due = False
             _current[-1].commit()
@@ -169,8 +169,8 @@ def _reason(error: BaseException) -> BaseException:
 
 def _abandon(trainer: Any) -> None:
     """Resets the trainer as if the fit had not begun. Its progress is in the commit."""
-    for dealt in _loaders(trainer):
-        dealt.reset()
+    for loader_of_ranks in _loaders(trainer):
+        loader_of_ranks.reset()
     with contextlib.suppress(Exception):
         lightning_names.forget_fit(trainer)
     trainer.training = True
@@ -232,7 +232,7 @@ def loader(dataloader: Any, trainer: Any) -> DataLoaderAdapter:
     if not isinstance(sampler, (DistributedSampler, RandomSampler, SequentialSampler)):
         raise ValueError(
             "with ElasticCallback the training data comes from a DataLoader over a map-style dataset, with its usual "
-            f"samplers; {type(sampler or dataloader).__name__} cannot be dealt anew when ranks come and go"
+            f"samplers; {type(sampler or dataloader).__name__} cannot be distributed again when the ranks change"
         )
     options = {
         name: getattr(dataloader, name)
@@ -246,8 +246,8 @@ def loader(dataloader: Any, trainer: Any) -> DataLoaderAdapter:
         virtual_size=0,
         **options,
     )
-    dealt = DataLoaderAdapter(made)
+    loader_of_ranks = DataLoaderAdapter(made)
     states = lightning_names.loader_states(trainer.fit_loop)
     if states:  # now, because Lightning asks for the length before it loads the state
-        dealt.load_state_dict(states[0])
-    return dealt
+        loader_of_ranks.load_state_dict(states[0])
+    return loader_of_ranks

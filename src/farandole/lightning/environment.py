@@ -1,5 +1,5 @@
 # Tells Lightning the rank of this process, and whether a launcher has started it.
-# Touches config, runtime and the detection of launchers.
+# Touches the rooms base, clusters and world.
 """`Environment` implements Lightning's interface for the job of this process."""
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ def read(path: str) -> Stack:
         raise StackError(f"{path}: {error}") from None
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs a command line. Returns the exit code."""
-    options = [word for word in words if word.startswith("-")]
-    paths = [word for word in words if not word.startswith("-")]
+    options = [word for word in arguments if word.startswith("-")]
+    paths = [word for word in arguments if not word.startswith("-")]
     if "-h" in options or "--help" in options:
         print(USAGE, end="")
         return 0
@@ -71,10 +71,10 @@ def start(stack: Stack, path: str) -> int:
         if shutil.which("srun") is None:
             raise StackError("orchestration: slurm: there is no srun on the path of this host")
         return spawn.become_program(["srun", "-n", str(stack.ranks), *command], environment())
-    words = ["run", "-np", str(stack.ranks)]
-    words += ["--min-np", str(stack.min_ranks)] if stack.min_ranks else []
-    words += ["-H", stack.hosts] if stack.hosts else []
-    return cli.main([*words, *command])
+    arguments = ["run", "-np", str(stack.ranks)]
+    arguments += ["--min-np", str(stack.min_ranks)] if stack.min_ranks else []
+    arguments += ["-H", stack.hosts] if stack.hosts else []
+    return cli.main([*arguments, *command])
 
 
 def _with_ray(stack: Stack, folder: str) -> int:

@@ -82,7 +82,7 @@ class ProcessStarter:
         """`fabric.launch()` without a function: the ranks run the rest of the script; this process waits for them."""
         main = sys.modules["__main__"]
         if not getattr(main, "__file__", None) or hasattr(sys, "ps1"):
-            raise TypeError("in a notebook fabric.launch(function) needs the function that the ranks shall run")
+            raise TypeError("in a notebook fabric.launch(function) needs the function that the ranks run")
         job = start(sys.orig_argv, self._number, output="raw")
         try:
             code = job.wait()

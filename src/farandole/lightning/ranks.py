@@ -1,5 +1,5 @@
 # The common part of the strategies for Trainer and Fabric: this rank's numbers and device, operations between ranks.
-# Touches torch.distributed, the runtime below, environment, launcher and packages.
+# Touches torch.distributed, world, and the files environment, launcher, packages and reduction of this folder.
 """torch.distributed also runs, on our backend, because metrics and callbacks of other libraries use it."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..world.runtime import runtime
 from .environment import launched
 from .launcher import ElasticRestart, ProcessStarter
 from .packages import fabric_of
-from .reduction import ElasticOptions, Reducer
+from .reduction import Reducer, ReductionOptions
 
 TIMEOUT = timedelta(minutes=30)  # the same as torch's default
 _MEANS = ("mean", "avg")
@@ -36,7 +36,7 @@ class Ranks:
     is_distributed = True  # without it Lightning gives every rank all of the data, and `sync_dist` does nothing
     _launcher: Any = None
 
-    def _begin(self, terms: dict[str, Any], unknown: dict[str, Any]) -> None:
+    def _begin(self, reduction_options: dict[str, Any], unknown: dict[str, Any]) -> None:
         """The last step of a constructor. `unknown`: unknown options, which are an error."""
         if unknown:
             known = [
@@ -44,9 +44,9 @@ class Ranks:
             ]
             name = next(iter(unknown))
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+            hint = f"; did you mean {close[0]!r}?" if close else f"; its options are {', '.join(known)}"
             raise TypeError(f"{type(self).__name__} has no option {name!r}{hint}")
-        self._reducer = Reducer(ElasticOptions(**terms))
+        self._reducer = Reducer(ReductionOptions(**reduction_options))
         self._world: Any = None  # the world of torch.distributed's process group
         self.cluster_environment = self.environment_class()
 
@@ -79,19 +79,19 @@ class Ranks:
     def root_device(self) -> torch.device:
         """This rank's device."""
         devices = self.parallel_devices
-        assert devices, "Lightning has not said which devices there are"
-        place = runtime.place.local_rank if runtime.initialized else 0
-        device: torch.device = devices[place % len(devices)]
+        assert devices, "Lightning has not set the devices of this strategy"
+        local_rank = runtime.place.local_rank if runtime.initialized else 0
+        device: torch.device = devices[local_rank % len(devices)]
         return device
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of shares of the data, and the share of this rank."""
+        """Into how many parts the data is split, and which of them this rank gets."""
         environment: Any = self.cluster_environment
         return {"num_replicas": environment.world_size(), "rank": environment.global_rank()}
 
     def _configure_launcher(self) -> None:
-        """If a launcher started this process, it starts no ranks. Otherwise we start N ranks for `devices=N`."""
+        """Starts N ranks for `devices=N`, but none if a launcher has started this process."""
         if launched():
             init()
             self.parallel_devices = devices_of(self.parallel_devices, runtime.place.local_size)
@@ -120,7 +120,7 @@ class Ranks:
     def _join_torch(self) -> None:
         world = runtime.world
         if self._world is not None and self._world is not world and dist.is_initialized():
-            with contextlib.suppress(Exception):  # its ranks may have changed
+            with contextlib.suppress(Exception):  # ranks of the old process group may have ended
                 dist.destroy_process_group()
         self._world = world
         if dist.is_initialized() or not dist.is_available():
@@ -163,7 +163,7 @@ class Ranks:
         base: Any = super()
         state = base.__getstate__() if hasattr(base, "__getstate__") else dict(vars(self))
         state = dict(state) if isinstance(state, dict) else dict(vars(self))
-        return {**state, "_launcher": None, "_world": None, "_reducer": Reducer(self._reducer._terms)}
+        return {**state, "_launcher": None, "_world": None, "_reducer": Reducer(self._reducer.options)}
 
 
 def devices_of(devices: Any, local_size: int) -> list[torch.device]:
@@ -182,14 +182,14 @@ def devices_of(devices: Any, local_size: int) -> list[torch.device]:
     return [torch.device(kind, index % count) for index in range(local_size)]
 
 
-def equalize(module: torch.nn.Module) -> None:
+def broadcast_parameters_from_rank_0(module: torch.nn.Module) -> None:
     """Sends the parameters and buffers of rank 0 to every rank."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     whole = {name: tensor for name, tensor in tensors.items() if not torch.nn.parameter.is_lazy(tensor)}
     broadcast_parameters(whole, 0)
 
 
-def equalize_buffers(module: torch.nn.Module) -> None:
+def broadcast_buffers_from_rank_0(module: torch.nn.Module) -> None:
     """Sends the buffers of rank 0 to every rank, such as the averages of batch normalisation."""
     buffers = dict(module.named_buffers())
     if buffers:

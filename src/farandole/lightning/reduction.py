@@ -1,5 +1,5 @@
 # Averages the gradients of a model over all ranks while backward computes them, for any optimizer.
-# Touches torch/buckets and runtime.
+# Touches torch, its buckets, world.groups and operations.
 """`Reducer` has groups of parameters: those of one optimizer, or of one module of Fabric."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..torch.slots import Terms
 from ..world.groups import global_process_set
 from .stack import COMPRESSIONS
 
-NEVER = 1 << 60  # so many backward passes before a gradient is sent
+NEVER = 1 << 60  # backward passes before gradients are sent
 
 
 @dataclass(frozen=True)
-class ElasticOptions:
+class ReductionOptions:
     """How gradients are reduced: the options of `DistributedOptimizer`. `compression` may be a name."""
 
     compression: Any = Compression.none
@@ -45,10 +45,10 @@ class ElasticOptions:
 class Reducer:
     """Averages gradients; `synchronize` is called after each backward pass."""
 
-    def __init__(self, terms: ElasticOptions) -> None:
-        self._terms = terms
+    def __init__(self, options: ReductionOptions) -> None:
+        self.options = options
         self._groups: list[Gradients] = []
-        self._blocked = 0
+        self._no_sync_depth = 0
 
     def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> Gradients | None:
         """Adds a group of parameters whose gradients are reduced together, without those that are in another group."""
@@ -56,8 +56,8 @@ class Reducer:
         new = {param: name for name, param in named if param not in known}
         if not new:
             return None
-        given = self._terms
-        terms = Terms(given.compression, given.op, global_process_set, predivide=given.gradient_predivide_factor)
+        options = self.options
+        terms = Terms(options.compression, options.op, global_process_set, predivide=options.gradient_predivide_factor)
         group = Gradients(list(new), list(new.values()), (), terms)
         self._groups.append(group)
         return group
@@ -71,32 +71,32 @@ class Reducer:
         wanted = set(params)
         return [group for group in self._groups if not wanted.isdisjoint(group.slots)]
 
-    def synchronize(self, every: bool) -> None:
-        """Waits until gradients are reduced: those of every group, or only of groups with new gradients."""
-        if self._blocked:
+    def synchronize(self, all_groups: bool) -> None:
+        """Waits until the gradients of all groups, or only of those with new gradients, are reduced."""
+        if self._no_sync_depth:
             return
         for group in self._groups:
-            if every or group.pending:
+            if all_groups or group.pending:
                 group.synchronize()
 
     @contextlib.contextmanager
-    def blocked(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """A context in which each rank accumulates its gradients and sends nothing."""
-        self._blocked += 1
-        self._let_wait(NEVER)
+        self._no_sync_depth += 1
+        self._set_passes(NEVER)
         try:
             yield
         finally:
-            self._blocked -= 1
-            if not self._blocked:
-                self._let_wait(1)
+            self._no_sync_depth -= 1
+            if not self._no_sync_depth:
+                self._set_passes(1)
 
-    def _let_wait(self, passes: int) -> None:
+    def _set_passes(self, passes: int) -> None:
         for group in self._groups:
             group.set_passes(passes)
 
     def forget(self) -> None:
-        """Removes all groups: their world or run has ended."""
+        """Removes all groups, because their world or the fit has ended."""
         for group in self._groups:
             with contextlib.suppress(Exception):
                 group.drain()

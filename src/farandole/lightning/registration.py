@@ -1,5 +1,5 @@
 # Registers our strategies with Lightning by name, as soon as a script imports Lightning.
-# Touches the import system, for eight modules of Lightning, and private. Imports neither Lightning nor torch.
+# Touches the import system and private names of Lightning. Imports neither Lightning nor torch.
 """`watch()` is called when Lightning's first module is imported (see autoload.py). It never raises an error."""
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _take_part(module: ModuleType) -> None:
 def _register(module: ModuleType, tree: str, attribute: str, kinds: dict[str, str]) -> None:
     registry = getattr(module, attribute)
     for name, kind in kinds.items():
-        if name not in registry:  # a strategy of somebody else is not replaced
+        if name not in registry:  # a strategy of another package is not replaced
             make = functools.partial(_make, tree, kind)
             registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
 

@@ -89,11 +89,11 @@ def checked(document: Any, where: str = "stack.yaml") -> Stack:
         raise StackError(f"{where}: application: trainer: expected options of Lightning's Trainer")
     _known(options, trainer_options() or options, f"{where}: application: trainer")
     stack = Stack(**found)
-    _check_sense(stack, where)
+    _check_combinations(stack, where)
     return stack
 
 
-def _check_sense(stack: Stack, where: str) -> None:
+def _check_combinations(stack: Stack, where: str) -> None:
     for name in ("ranks", "min_ranks"):
         value = getattr(stack, name)
         if value is not None and (type(value) is not int or value < 1):
@@ -103,14 +103,18 @@ def _check_sense(stack: Stack, where: str) -> None:
     if stack.kind != "hosts" and stack.hosts:
         raise StackError(f"{where}: orchestration: hosts is for kind: hosts, not for {stack.kind}")
     if stack.min_ranks is not None and (stack.strategy is not None or stack.kind == "slurm"):
-        raise StackError(f"{where}: min_ranks needs communication: farandole, and no slurm: others cannot lose ranks")
+        raise StackError(
+            f"{where}: min_ranks needs communication: farandole, and no slurm: other jobs cannot "
+            f"continue after a lost rank"
+        )
     if stack.strategy is not None and (stack.scale_lr or stack.compression != "none"):
-        theirs = stack.strategy["class_path"].rpartition(".")[2]
-        raise StackError(f"{where}: communication: compression and scale_lr are for farandole, not for {theirs}")
+        class_name = stack.strategy["class_path"].rpartition(".")[2]
+        raise StackError(f"{where}: communication: compression and scale_lr are for farandole, not for {class_name}")
     taken = [name for name in ("strategy", "devices", "num_nodes") if name in stack.trainer]
     if taken:
         raise StackError(
-            f"{where}: application: trainer: {', '.join(taken)}: the sections communication and orchestration say that"
+            f"{where}: application: trainer: {', '.join(taken)}: set this in the sections communication and "
+            f"orchestration"
         )
 
 
@@ -187,20 +191,20 @@ def options_of(stack: Stack) -> dict[str, Any]:
     """The Trainer's options, with the additions of the other two sections."""
     options = dict(stack.trainer)
     if stack.strategy is None and stack.min_ranks is not None:
-        added, ours = "callbacks", "farandole.lightning.ElasticCallback"
+        added, added_class = "callbacks", "farandole.lightning.ElasticCallback"
     elif stack.strategy is not None and stack.backend == "farandole":
-        added, ours = "plugins", "farandole.lightning.FarandoleEnvironment"
+        added, added_class = "plugins", "farandole.lightning.FarandoleEnvironment"
     else:
         return options
     given = options.get(added)  # Lightning accepts one object or a list
-    options[added] = [*(given if isinstance(given, list) else [given] if given else []), {"class_path": ours}]
+    options[added] = [*(given if isinstance(given, list) else [given] if given else []), {"class_path": added_class}]
     return options
 
 
-def strategy_of(stack: Stack, words: SourceWriter) -> str:
+def strategy_of(stack: Stack, writer: SourceWriter) -> str:
     """The Trainer's strategy as Python source."""
     if stack.strategy is not None:
-        return words.of(stack.strategy)
+        return writer.of(stack.strategy)
     options: dict[str, Any] = {}
     if stack.compression != "none":
         options["compression"] = stack.compression
@@ -208,7 +212,7 @@ def strategy_of(stack: Stack, words: SourceWriter) -> str:
         options["scale_lr"] = True
     if not options and stack.kind != "slurm":
         return '"farandole"'
-    return words.of({"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options})
+    return writer.of({"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options})
 
 
 class SourceWriter:
@@ -269,17 +273,17 @@ def explain(stack: Stack) -> str:
 
 
 def _script(stack: Stack) -> list[str]:
-    words = SourceWriter()
-    words.of({"class_path": "lightning.pytorch.Trainer"})
+    writer = SourceWriter()
+    writer.of({"class_path": "lightning.pytorch.Trainer"})
     body = []
     if stack.seed is not False:
         seed = {} if stack.seed is True else {"seed": stack.seed}
-        body.append(words.of({"class_path": "lightning.pytorch.seed_everything", "init_args": seed}))
+        body.append(writer.of({"class_path": "lightning.pytorch.seed_everything", "init_args": seed}))
     options = {**options_of(stack), "devices": 1 if stack.strategy is None else stack.ranks}
-    said = [f"strategy={strategy_of(stack, words)}"]
-    said += [f"{name}={words.of(value, name)}" for name, value in options.items()]
-    body.append(f"trainer = Trainer({', '.join(said)})")
-    given = [words.of(stack.module)]
-    given += [f"datamodule={words.of(stack.datamodule)}"] if stack.datamodule else []
+    parameters = [f"strategy={strategy_of(stack, writer)}"]
+    parameters += [f"{name}={writer.of(value, name)}" for name, value in options.items()]
+    body.append(f"trainer = Trainer({', '.join(parameters)})")
+    given = [writer.of(stack.module)]
+    given += [f"datamodule={writer.of(stack.datamodule)}"] if stack.datamodule else []
     given += [f"ckpt_path={stack.ckpt_path!r}"] if stack.ckpt_path else []
-    return [*words.lines(), "", *body, f"trainer.fit({', '.join(given)})"]
+    return [*writer.lines(), "", *body, f"trainer.fit({', '.join(given)})"]

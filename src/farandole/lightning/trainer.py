@@ -1,5 +1,5 @@
 # The strategy for Lightning's Trainer: its hooks around backward passes, steps, data and buffers.
-# Touches torch, ranks, reduction, normalisation and uneven; Lightning only through its base class.
+# Touches torch; operations, world and other files of this room; Lightning only through its base class.
 """FarandoleStrategy derives from `TrainerRanks` and then from Lightning's ParallelStrategy (see trees.py)."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..torch.compression import Compression
 from ..torch.ops import allreduce_
 from ..world.runtime import runtime
 from . import elastic, normalisation
-from .ranks import Ranks, equalize, equalize_buffers
+from .ranks import Ranks, broadcast_buffers_from_rank_0, broadcast_parameters_from_rank_0
 from .uneven import PaddedLoader, padded
 
 FITTING = "fit"
@@ -57,7 +57,7 @@ class TrainerRanks(Ranks):
         self.scale_lr = self.scales_by_default if scale_lr is None else scale_lr
         self._normalised: list[Any] = []
         self._padded_loaders: list[PaddedLoader] = []
-        self._dealt: elastic.DataLoaderAdapter | None = None
+        self._data_loader: elastic.DataLoaderAdapter | None = None
         self._groups: list[tuple[Any, Any, int]] = []  # optimizer, its gradients, how many parameters it had
 
     # Attributes that Lightning sets.
@@ -85,7 +85,7 @@ class TrainerRanks(Ranks):
             self._normalised = normalisation.convert(self.model)
         elif sync is not None:
             self.model = sync.apply(self.model)
-        equalize(self.model)
+        broadcast_parameters_from_rank_0(self.model)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Makes the module's optimizers; with `scale_lr` multiplies learning rates by the number of ranks."""
@@ -94,17 +94,17 @@ class TrainerRanks(Ranks):
         size = runtime.world.engine.size
         if not self.scale_lr or size == 1:
             return
-        told = []
+        changes = []
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                told.append(f"{group['lr']:g} -> {group['lr'] * size:g}")
+                changes.append(f"{group['lr']:g} -> {group['lr'] * size:g}")
                 group["lr"] *= size
                 if "initial_lr" in group:
                     group["initial_lr"] *= size
         for config in self.lr_scheduler_configs:
             if hasattr(config.scheduler, "base_lrs"):
                 config.scheduler.base_lrs = [rate * size for rate in config.scheduler.base_lrs]
-        words = ", ".join(dict.fromkeys(told))
+        words = ", ".join(dict.fromkeys(changes))
         self._say(f"learning rates are multiplied by the number of ranks, {size}: {words}; scale_lr=False leaves them")
 
     def _say(self, text: str) -> None:
@@ -139,8 +139,8 @@ class TrainerRanks(Ranks):
         if not trainer.training:
             return dataloader
         if elastic.callback_of(trainer) is not None:
-            self._dealt = elastic.loader(dataloader, trainer)
-            return self._dealt
+            self._data_loader = elastic.loader(dataloader, trainer)
+            return self._data_loader
         loader = padded(dataloader)
         if isinstance(loader, PaddedLoader):
             self._padded_loaders.append(loader)
@@ -156,8 +156,8 @@ class TrainerRanks(Ranks):
     @property
     def _weight(self) -> float:
         """The weight of this rank's batch: a rank may have fewer samples than others, or none."""
-        if self._dealt is not None:
-            return self._dealt.weight
+        if self._data_loader is not None:
+            return self._data_loader.weight
         return 0.0 if self._idle else 1.0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -175,18 +175,18 @@ class TrainerRanks(Ranks):
             closure_loss = closure_loss * weight
         closure_loss = precision.pre_backward(closure_loss, module)
         precision.backward(closure_loss, module, optimizer, *args, **kwargs)
-        self._reducer.synchronize(every=module.automatic_optimization)
+        self._reducer.synchronize(all_groups=module.automatic_optimization)
         whole: torch.Tensor = precision.post_backward(closure_loss, module)
         return whole
 
     def block_backward_sync(self) -> Any:
         """A context in which each rank accumulates its gradients and sends nothing."""
-        return self._reducer.blocked()
+        return self._reducer.no_sync()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Runs the optimizer's step. After each call of the closure all ranks have the same gradients."""
         if not self.lightning_module.automatic_optimization and self._reducer.pending(_params(optimizer)):
-            self._reducer.synchronize(every=False)  # the module called loss.backward() instead of manual_backward
+            self._reducer.synchronize(all_groups=False)  # the module called loss.backward() instead of manual_backward
 
         def run() -> Any:
             loss = closure()
@@ -206,7 +206,7 @@ class TrainerRanks(Ranks):
 
     def on_validation_start(self) -> None:
         """Sends rank 0's buffers, so that all ranks validate the same model, which is also the one that is saved."""
-        equalize_buffers(self.lightning_module)
+        broadcast_buffers_from_rank_0(self.lightning_module)
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -224,7 +224,7 @@ class TrainerRanks(Ranks):
         """Releases the model."""
         self._reducer.forget()
         self._groups = []
-        self._padded_loaders, self._dealt = [], None
+        self._padded_loaders, self._data_loader = [], None
         normalisation.revert(self._normalised)
         self._normalised = []
         base: Any = super()

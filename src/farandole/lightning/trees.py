@@ -1,5 +1,5 @@
 # Makes the classes that need a base class of Lightning, once for each package of Lightning.
-# Touches packages, private and both packages of Lightning, and every file of this room that has such a class.
+# Touches both packages of Lightning and their private names; every file of this room that has such a class.
 """Lightning has two packages whose classes are not related, so we make our classes for each of them."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..base.named import module_of
-from ..bindings.private.lightning_names import look
+from ..bindings.private.lightning_names import look_up_names
 from .packages import TRAINERS, fabric_of, package_of
 
 BY_NAME = {tree.replace(".", "_"): tree for pair in TRAINERS.items() for tree in pair}
@@ -36,10 +36,10 @@ def build(tree: str, name: str) -> Any:
     if key not in _made:
         base, ours = _bases(tree, name)
         # pickle finds the class by the first two: see __getattr__.
-        place = {"__module__": __name__, "__qualname__": key, "__doc__": ours.__doc__, "tree": tree}
+        attributes = {"__module__": __name__, "__qualname__": key, "__doc__": ours.__doc__, "tree": tree}
         if name not in ("ElasticCallback", "FarandoleEnvironment"):  # a strategy: it makes its own environment
-            place["environment_class"] = build(fabric_of(tree), "FarandoleEnvironment")
-        _made[key] = type(name, (ours, base), place)
+            attributes["environment_class"] = build(fabric_of(tree), "FarandoleEnvironment")
+        _made[key] = type(name, (ours, base), attributes)
     return _made[key]
 
 
@@ -55,15 +55,15 @@ def __getattr__(name: str) -> Any:
 def _bases(tree: str, name: str) -> tuple[Any, Any]:
     """The base class of Lightning, and our class, which is the first base."""
     package = package_of(tree)
-    look(tree)
+    look_up_names(tree)
     if name == "FarandoleEnvironment":
         from .environment import Environment
 
         return module_of(f"{tree}.plugins.environments").ClusterEnvironment, Environment
     if name == "FabricStrategy":
-        from .fabric import FabricRanks
+        from .fabric import FabricStrategyMixin
 
-        return module_of(f"{tree}.strategies").ParallelStrategy, FabricRanks
+        return module_of(f"{tree}.strategies").ParallelStrategy, FabricStrategyMixin
     if name == "ElasticCallback":
         from .elastic import Elastic
 

@@ -51,5 +51,5 @@ def padded(loader: Any) -> Any:
     if unknown or longest == -most_negative:
         return loader
     if most_negative == 0:
-        raise ValueError(f"a rank has no batch at all while another one has {longest}; each needs one at least")
+        raise ValueError(f"a rank has no batch at all while another one has {longest}; each rank needs at least one")
     return PaddedLoader(loader, longest)

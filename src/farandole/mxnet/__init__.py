@@ -1,5 +1,5 @@
 # The public names of the MXNet binding: Horovod's names for MXNet's arrays, and some additional names.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.mxnet` in scripts.
 
 >>> import mxnet as mx, farandole.mxnet as hvd

@@ -16,7 +16,7 @@ from ..bindings.compression import NoneCompressor as NoneCompressor
 class FP16Compressor(Cast):
     """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
-    _travels = "float16"
+    _wire_dtype = "float16"
 
     @staticmethod
     def _is_floating(tensor: Any) -> bool:

@@ -1,4 +1,4 @@
-# MXNet itself: checks that the supported version is installed, or an ImportError says what to install.
+# Imports MXNet, if the supported version is installed; otherwise ImportError says what to install.
 # Touches the import system and the version of MXNet.
 """`mx` is MXNet. Every file of this binding imports it from here."""
 

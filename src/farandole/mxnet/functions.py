@@ -1,12 +1,12 @@
 # Copies parameters from one rank to all, also those that MXNet initializes later.
-# Touches MXNet, ops and runtime; objects come from the NumPy layer.
+# Touches MXNet, autoload, bindings.private, operations.objects, framework and ops.
 """Scripts call these once before training, so that all ranks begin with the same parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..autoload import allowed
+from ..autoload import patching_allowed
 from ..bindings.private.mxnet_names import after_first_values
 from ..operations.objects import allgather_object, broadcast_object
 from .framework import mx
@@ -20,7 +20,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
     `params`: `block.collect_params()`, or a dict of arrays, such as the two that `Module.get_params()` gives. A
     parameter whose shape is not known yet is broadcast when MXNet initializes it, in the first forward pass. `prefix`
-    makes the names of several calls different, which is necessary if parameters with equal names are initialized later.
+    is put before the names of the broadcasts. If you call this for several models whose parameters have equal names,
+    give each call another prefix.
     """
     if not hasattr(params, "items"):
         raise ValueError(
@@ -41,9 +42,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
     """Broadcasts once, directly after MXNet has given the parameter its first values."""
-    if not allowed():
+    if not patching_allowed():
         raise RuntimeError(
-            f"{name}: its shape is not known yet, and FARANDOLE_AUTOLOAD=0 lets nothing of MXNet be replaced to see "
-            "when it is: call broadcast_parameters after the first forward pass"
+            f"{name}: its shape is not known yet, and FARANDOLE_AUTOLOAD=0 forbids patching MXNet, so farandole cannot "
+            "see when the parameter is initialized. Call broadcast_parameters after the first forward pass"
         )
     after_first_values(param, lambda param: broadcast_(param.data(), root_rank, name))

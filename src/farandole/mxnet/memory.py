@@ -19,7 +19,7 @@ _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def type_of(array: Any) -> DType:
-    """The element type. TypeError if it is no array of MXNet, ValueError if it cannot be sent."""
+    """The element type. Raises TypeError if it is no array of MXNet, ValueError if it cannot be sent."""
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"expected an mxnet NDArray, not {type(array).__name__}")
     if array.stype != "default":

@@ -1,5 +1,5 @@
 # The operations on MXNet's arrays, with the names, arguments and rules of Horovod.
-# Touches MXNet, memory, access and the NumPy layer, which makes the requests.
+# Touches MXNet; operations, which makes the requests, and world; the files access, framework and memory.
 """Operations return when they are done, and raise their errors. See access.py for why MXNet's engine is not used.
 
 `priority` is accepted for compatibility; operations begin in the order of the calls.
@@ -43,6 +43,9 @@ Build = Callable[[list[Buffer]], Submission]
 def _done(tensors: Sequence[Any], in_place: bool, build: Build) -> list[Any]:
     """Runs the submission that `build` makes from the arrays, and gives the results."""
     return _Call(tensors, in_place, build).results()
+
+
+NEW_ARRAY, IN_PLACE = False, True  # the first argument of the operations that have both variants
 
 
 class _Call:
@@ -99,13 +102,15 @@ def _allreduce(
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
 
     def build(buffers: list[Buffer]) -> Submission:
-        return requests.begin_allreduce(buffers, name, chosen, scales, process_set, None, False, in_place)
+        return requests.begin_allreduce(
+            buffers, name, chosen, scales, process_set, None, grouped=False, in_place=in_place
+        )
 
     return _done([tensor], in_place, build)[0]
 
 
-allreduce = variant("allreduce", _allreduce, False)
-allreduce_ = variant("allreduce_", _allreduce, True, "Allreduce in place; returns `tensor`.")
+allreduce = variant("allreduce", _allreduce, NEW_ARRAY)
+allreduce_ = variant("allreduce_", _allreduce, IN_PLACE, "Allreduce in place; returns `tensor`.")
 
 
 def _grouped_allreduce(
@@ -117,14 +122,16 @@ def _grouped_allreduce(
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
 
     def build(buffers: list[Buffer]) -> Submission:
-        return requests.begin_allreduce(buffers, name, chosen, scales, process_set, None, True, in_place)
+        return requests.begin_allreduce(
+            buffers, name, chosen, scales, process_set, None, grouped=True, in_place=in_place
+        )
 
     return _done(tensors, in_place, build)
 
 
-grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, False)
+grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, NEW_ARRAY)
 grouped_allreduce_ = variant(
-    "grouped_allreduce_", _grouped_allreduce, True, "Grouped allreduce in place; returns the arrays."
+    "grouped_allreduce_", _grouped_allreduce, IN_PLACE, "Grouped allreduce in place; returns the arrays."
 )
 
 
@@ -132,7 +139,9 @@ def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: Pro
     """Allreduces of several arrays in place, each with its own name, all at the same time."""
 
     def build(name: str, buffers: list[Buffer]) -> Submission:
-        return requests.begin_allreduce(buffers, name, Sum, (prescale, 1.0), process_set, None, False, True)
+        return requests.begin_allreduce(
+            buffers, name, Sum, (prescale, 1.0), process_set, None, grouped=False, in_place=True
+        )
 
     failure: Exception | None = None
     calls: list[_Call] = []
@@ -157,7 +166,9 @@ def reducescatter(
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
     return _done(
-        [tensor], False, lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, False)
+        [tensor],
+        False,
+        lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, grouped=False),
     )[0]
 
 
@@ -168,7 +179,7 @@ def grouped_reducescatter(
     """Reducescatter of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return _done(
-        tensors, False, lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, True)
+        tensors, False, lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, grouped=True)
     )
 
 
@@ -187,15 +198,15 @@ def _broadcast(
     return _done([tensor], in_place, build)[0]
 
 
-broadcast = variant("broadcast", _broadcast, False)
-broadcast_ = variant("broadcast_", _broadcast, True, "Broadcast in place; returns `tensor`.")
+broadcast = variant("broadcast", _broadcast, NEW_ARRAY)
+broadcast_ = variant("broadcast_", _broadcast, IN_PLACE, "Broadcast in place; returns `tensor`.")
 
 
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The arrays of all ranks, concatenated along the first dimension, which may differ between ranks."""
-    return _received([tensor], lambda own: requests.begin_allgather(own, name, process_set, None, False))[0][0]
+    return _received([tensor], lambda own: requests.begin_allgather(own, name, process_set, None, grouped=False))[0][0]
 
 
 def grouped_allgather(
@@ -205,7 +216,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Allgather of several arrays that become ready together."""
-    return _received(tensors, lambda own: requests.begin_allgather(own, name, process_set, None, True))[0]
+    return _received(tensors, lambda own: requests.begin_allgather(own, name, process_set, None, grouped=True))[0]
 
 
 def alltoall(
@@ -219,7 +230,7 @@ def alltoall(
     rows = splits.asnumpy().tolist() if isinstance(splits, mx.nd.NDArray) else splits
 
     def build(own: list[Buffer]) -> Submission:
-        return requests.begin_alltoall(own[0], rows, name, process_set, None, False)
+        return requests.begin_alltoall(own[0], rows, name, process_set, None, pair=False)
 
     [result], [outcome] = _received([tensor], build)
     if splits is None:

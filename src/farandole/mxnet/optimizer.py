@@ -129,7 +129,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
-                "DistributedTrainer averages gradients itself: it takes the optimizer out of its DistributedOptimizer",
+                "DistributedTrainer averages gradients itself: it uses the wrapped optimizer without its "
+                "DistributedOptimizer",
                 stacklevel=2,
             )
             inner, averaging = optimizer._optimizer, optimizer._averaging

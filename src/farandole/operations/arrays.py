@@ -58,7 +58,7 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
         )
     if writable and not array.flags.writeable:
         raise ValueError(
-            "the array is read-only here, so nothing can be received into it; use the form that gives a new array, or "
+            "the array is read-only, so it cannot receive a result; use the form that gives a new array, or "
             "pass a writable NumPy view"
         )
     if dtype is not None:

@@ -32,12 +32,12 @@ _wait: Any = methodcaller("result")
 _begin: Any = methodcaller("handle")
 
 WAIT: Form[Any] = Form(_wait, "Any")
-WAIT_IN_PLACE: Form[Any] = Form(_wait, "Any", True)
+WAIT_IN_PLACE: Form[Any] = Form(_wait, "Any", in_place=True)
 GROUP: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]")
-GROUP_IN_PLACE: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]", True)
+GROUP_IN_PLACE: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]", in_place=True)
 NOTHING: Form[None] = Form(_wait, "None")
 HANDLE: Form[int] = Form(_begin, "int")
-HANDLE_IN_PLACE: Form[int] = Form(_begin, "int", True)
+HANDLE_IN_PLACE: Form[int] = Form(_begin, "int", in_place=True)
 
 
 def variant(

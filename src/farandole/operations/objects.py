@@ -1,5 +1,5 @@
 # Python objects between ranks: broadcast_object and allgather_object, by pickle.
-# Touches groups, ops and runtime. Pickle travels only over the engine's links, which have proven the job's secret.
+# Touches the rooms engine and world. Sends pickles only over the engine's links, which know the job's secret.
 """Slower than arrays, because objects are pickled and unpickled."""
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The root's object on every rank; what the others pass is ignored."""
-    own = runtime.world.engine.rank == root_rank
-    data, failure = _packed(obj) if own else (np.empty(0, dtype=np.uint8), None)
+    is_root = runtime.world.engine.rank == root_rank
+    data, failure = _packed(obj) if is_root else (np.empty(0, dtype=np.uint8), None)
     size = np.array([data.size if failure is None else _UNPICKLABLE], dtype=np.int64)
     count = int(ops.broadcast(size, root_rank, _part(name, "sz"), process_set)[0])
     if failure is not None:
         raise failure
     if count == _UNPICKLABLE:
         raise ValueError(f"rank {root_rank} could not pickle the object it wanted to broadcast")
-    if own:
+    if is_root:
         ops.broadcast_(data, root_rank, _part(name, "t"), process_set)
         return obj
     data = np.empty(count, dtype=np.uint8)
@@ -88,8 +88,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     if failure is not None:
         raise failure
     if sizes.min() == _UNPICKLABLE:
-        place = int(sizes.argmin())
-        raise ValueError(f"member {place} of the process set could not pickle its object")
+        rank = int(sizes.argmin())
+        raise ValueError(f"member {rank} of the process set could not pickle its object")
     everything = ops.allgather(data, _part(name, "t"), process_set)
     ends = np.cumsum(sizes)
     return [pickle.loads(everything[end - count : end].data) for end, count in zip(ends, sizes, strict=True)]

@@ -87,7 +87,9 @@ def _allreduce(
 ) -> Result:  # fmt: skip
     """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
-    return form.end(begin_allreduce([tensor], name, chosen, scales, process_set, dtype, False, form.in_place))
+    return form.end(
+        begin_allreduce([tensor], name, chosen, scales, process_set, dtype, grouped=False, in_place=form.in_place)
+    )
 
 
 allreduce = variant("allreduce", _allreduce, WAIT)
@@ -105,7 +107,9 @@ def _grouped_allreduce(
 ) -> Result:  # fmt: skip
     """Allreduce of several arrays that become ready together."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
-    return form.end(begin_allreduce(tensors, name, chosen, scales, process_set, dtype, True, form.in_place))
+    return form.end(
+        begin_allreduce(tensors, name, chosen, scales, process_set, dtype, grouped=True, in_place=form.in_place)
+    )
 
 
 grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, GROUP)
@@ -132,7 +136,7 @@ def _reducescatter(
 ) -> Result:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
     scales = (prescale_factor, postscale_factor)
-    return form.end(begin_reducescatter([tensor], name, op, scales, process_set, dtype, False))
+    return form.end(begin_reducescatter([tensor], name, op, scales, process_set, dtype, grouped=False))
 
 
 reducescatter = variant("reducescatter", _reducescatter, WAIT)
@@ -146,7 +150,7 @@ def _grouped_reducescatter(
 ) -> Result:  # fmt: skip
     """Reducescatter of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    return form.end(begin_reducescatter(tensors, name, op, scales, process_set, dtype, True))
+    return form.end(begin_reducescatter(tensors, name, op, scales, process_set, dtype, grouped=True))
 
 
 grouped_reducescatter = variant("grouped_reducescatter", _grouped_reducescatter, GROUP)
@@ -162,7 +166,7 @@ def _allgather(
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
     """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
-    return form.end(begin_allgather([tensor], name, process_set, dtype, False))
+    return form.end(begin_allgather([tensor], name, process_set, dtype, grouped=False))
 
 
 allgather = variant("allgather", _allgather, WAIT)
@@ -174,7 +178,7 @@ def _grouped_allgather(
     process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
     """Allgather of several arrays that become ready together."""
-    return form.end(begin_allgather(tensors, name, process_set, dtype, True))
+    return form.end(begin_allgather(tensors, name, process_set, dtype, grouped=True))
 
 
 grouped_allgather = variant("grouped_allgather", _grouped_allgather, GROUP)

@@ -1,5 +1,5 @@
 # Between the operations and the engine: requests to results, handles, names, the choice of op and group.
-# Touches arrays, engine, errors, groups and runtime.
+# Touches the rooms base, engine and world; the file arrays.
 """What all operations have in common; requests.py has the operations."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _finish(world: World, pending: Pending, timeout: float | None) -> Any:
     Every thread that waits for the handle gets the result.
     """
     if not pending.lock.acquire(timeout=-1 if timeout is None else timeout):
-        raise errors.FarandoleTimeout(f"the operation was not done after {timeout:g} s", seconds=timeout)
+        raise errors.FarandoleTimeout(f"the operation did not finish within {timeout:g} s", seconds=timeout)
     try:
         while len(pending.outcomes) < len(pending.handles):
             try:

@@ -31,5 +31,5 @@ def apart(
             return []
         return list(function([gradients[index] for index in places], [variables[index] for index in places]))
 
-    kept, reduced = iter(part(keep, True)), iter(part(reduce, False))
+    kept, reduced = iter(part(keep, wanted=True)), iter(part(reduce, wanted=False))
     return [next(kept if is_local else reduced) for is_local in alone]

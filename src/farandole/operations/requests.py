@@ -1,5 +1,5 @@
 # The requests of every operation: checks the caller's arguments and describes to the engine what is to be done.
-# Touches arrays, engine, errors, groups, pending, reductions and runtime.
+# Touches the rooms base, engine and world; the files arrays, pending and reductions.
 """`begin_*` gives a `Submission`: the caller waits for it, or gets a handle. ops.py and the bindings call them."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def begin_broadcast(
     output = buffer.array if in_place else buffer.empty_like()
     [full_name] = names_of("broadcast", name)
     request = Request(Kind.BROADCAST, full_name, buffer.array, output, buffer.dtype, group=group, peer=root)
-    return Submission(world, [request], finisher([buffer], False, [tensor] if in_place else None))
+    return Submission(world, [request], finisher([buffer], grouped=False, in_place=[tensor] if in_place else None))
 
 
 def member(rank: Any, ranks: list[int], argument: str) -> int:
@@ -210,7 +210,7 @@ def begin_transfer(
     group, ranks = world.groups.members(process_set)
     receiving = kind == Kind.RECEIVE
     if not -(1 << 63) <= operator.index(tag) < 1 << 63:
-        raise ValueError(f"tag={tag} is out of range: it has 64 bits")
+        raise ValueError(f"tag={tag} is out of range: expected a number of 64 bits")
     buffer = incoming(tensor, dtype, receiving)
     request = Request(kind, dtype=buffer.dtype, group=group, peer=member(peer, ranks, "peer"), tag=operator.index(tag))
     if receiving:

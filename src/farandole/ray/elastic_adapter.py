@@ -38,7 +38,7 @@ class RayHostDiscovery(Discovery):
         try:
             nodes = [node for node in ray.nodes() if node.get("Alive")]
         except Exception as error:  # Ray's control plane may not answer for some time
-            raise DiscoveryError(f"Ray does not say which nodes there are: {error}") from None
+            raise DiscoveryError(f"Ray cannot list its nodes: {error}") from None
         return [Host(node["NodeID"], slots) for node in nodes if (slots := self._slots(node["Resources"]))]
 
     def _slots(self, resources: Mapping[str, float]) -> int:
@@ -155,10 +155,10 @@ class ElasticAdapter:
             self._job = None
 
     def _discovery(self, gpus: float) -> Any:
-        theirs = getattr(self.settings, "discovery", None)
-        if self.params.override_discovery or theirs is None:
+        discovery = getattr(self.settings, "discovery", None)
+        if self.params.override_discovery or discovery is None:
             return RayHostDiscovery(self.params.use_gpu, self.params.cpus_per_worker, gpus or 1)
-        return theirs if hasattr(theirs, "find") else Given(theirs)
+        return discovery if hasattr(discovery, "find") else Given(discovery)
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
         """Not possible: there can be no references to results of workers that may not exist yet."""

@@ -17,7 +17,7 @@ def check() -> None:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(
-            f"farandole.ray needs Ray {wanted} or newer, and there is none: {REMEDY}", name="ray"
+            f"farandole.ray needs Ray {wanted} or newer, and it is not installed: {REMEDY}", name="ray"
         ) from None
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < OLDEST:

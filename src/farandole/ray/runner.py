@@ -206,7 +206,7 @@ class RayExecutor:
         override_discovery: bool = True,
     ) -> None:
         """`settings`: from create_settings; None: the defaults."""
-        tested.tell(["ray"])
+        tested.warn_about_newer(["ray"])
         self.settings = settings if settings is not None else self.create_settings()
         gpus_of(use_gpu, gpus_per_worker)
         if isinstance(num_workers, tuple):

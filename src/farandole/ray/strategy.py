@@ -85,7 +85,7 @@ class Strategy:
             missing = shortage(bundles, spread)
             self.shutdown()
             raise TimeoutError(
-                f"the cluster had no room for {self.num_workers} workers within {seconds:g} s "
+                f"the cluster had no free resources for {self.num_workers} workers within {seconds:g} s "
                 f"(placement_group_timeout_s): {missing}"
             ) from None
 
@@ -152,7 +152,7 @@ def create_placement_group(
 
 
 def gpus_of(use_gpu: bool, gpus_per_worker: float | None) -> float:
-    """The number of GPUs of one worker; ValueError when the arguments contradict each other."""
+    """The number of GPUs of one worker. Raises ValueError if the arguments contradict each other."""
     if gpus_per_worker is not None and not use_gpu:
         raise ValueError(
             "gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set."
@@ -185,7 +185,7 @@ def room(one: Mapping[str, float], spread: str = "PACK") -> int:
 
 
 def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float) -> None:
-    """Waits until the cluster, with new nodes of its autoscaler, is large enough; TimeoutError if it is not.
+    """Waits until the cluster, with new nodes of its autoscaler, is large enough. Raises TimeoutError if it is not.
 
     Resources that other jobs use count as available here. Ray decides who gets them when the bundles are requested.
     """
@@ -197,7 +197,8 @@ def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float)
         while (found := room(one, spread)) < many:
             if time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"the cluster had room for {found} of {many} workers with {_words(one)} within {seconds:g} s "
+                    f"the cluster had free resources for {found} of {many} workers with {_words(one)} within "
+                    f"{seconds:g} s "
                     f"(placement_group_timeout_s): {shortage([one] * many, spread)}"
                 )
             time.sleep(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))

@@ -144,7 +144,7 @@ class HorovodTrainer(DataParallelTrainer):
         resume_from_checkpoint: Any = None,
         validation_config: Any = None,
     ) -> None:
-        tested.tell(["ray"])
+        tested.warn_about_newer(["ray"])
         self._key = b"report-" + secrets.token_hex(16).encode()
         run_config = copy.copy(run_config) if run_config is not None else RunConfig()
         run_config.callbacks = [*(getattr(run_config, "callbacks", None) or []), _LastReport(self._key)]
@@ -164,7 +164,7 @@ class HorovodTrainer(DataParallelTrainer):
     def fit(self) -> Any:
         """Trains. `result.metrics` is the last report of rank 0, with a checkpoint or without.
 
-        TimeoutError when the cluster is too small for the workers for `placement_group_timeout_s`.
+        Raises TimeoutError if the cluster is too small for the workers for `placement_group_timeout_s`.
         """
         self._await_room()
         try:

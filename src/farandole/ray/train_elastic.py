@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend
 
-from farandole.autoload import allowed
+from farandole.autoload import patching_allowed
 from farandole.base.version import package_version
 from farandole.bindings.private import ray_names
 from farandole.launch import environment
@@ -95,7 +95,7 @@ class ElasticBackend(Backend):
             elastic.call(lambda now: driver.ended(before, KILLED, "killed", now))
         with self._changed:
             if not self._changed.wait_for(lambda: slot in self._starts, SLOT_SECONDS):
-                raise TimeoutError(f"there was no place for a new worker in {slot} within {SLOT_SECONDS:g} s")
+                raise TimeoutError(f"there were no free resources for a new worker in {slot} within {SLOT_SECONDS:g} s")
             start = self._starts.pop(slot)
         number = self._given[slot] = start.worker
         heartbeats.add(number, place)
@@ -158,7 +158,7 @@ class ElasticRank(Rank):
     """Wraps the train function: while a worker is missing, reports are skipped (see _Reports)."""
 
     def __enter__(self) -> None:
-        if allowed():
+        if patching_allowed():
             ray_names.wrap_reports(_Reports)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -168,8 +168,8 @@ class ElasticRank(Rank):
 class _Reports:
     """Ray's object, but `report` does nothing while a worker is missing, because Ray would wait for that worker."""
 
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
+    def __init__(self, original: Any) -> None:
+        self._theirs = original
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)
@@ -177,6 +177,6 @@ class _Reports:
     def report(self, *args: Any, **kwargs: Any) -> None:
         """Reports, unless a worker is missing. All workers make the same choice, because all have the same size."""
         if basics.is_initialized() and basics.size() < self._theirs.get_context().get_world_size():
-            log.info("a report is left out: a worker is being replaced")
+            log.info("a report is skipped: a worker is being replaced")
             return
         self._theirs.report(*args, **kwargs)

@@ -1,5 +1,5 @@
 # The context around a train function of Ray Train, elastic or not.
-# Touches the runtime.
+# Touches the room world.
 """Ray Train enters `Rank` as a context around the train function."""
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class BaseHorovodWorker:
         take_place(variables, addresses, key)
 
     def leave(self) -> None:
-        """Leaves this round of the job, so that waiting ranks are told. `init()` joins the next round."""
+        """Leaves this round of the job and informs the waiting ranks. `init()` joins the next round."""
         basics.shutdown()
 
     def start_executable(

@@ -144,7 +144,7 @@ class WatchRanks:
     suspect_ms: int
     evict_ms: int
     give_up_ms: int  # after this time a rank is evicted without further conditions
-    drain_ms: int  # how long ranks that have something to save may run after the launcher is gone
+    drain_ms: int  # how long ranks that have something to save may run after the launcher has ended
 
 
 @dataclass(frozen=True)

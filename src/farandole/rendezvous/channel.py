@@ -34,7 +34,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, number: int, data: bytes) -> Any:
-        """The message; ValueError when the bytes are not one."""
+        """The message. Raises ValueError if the bytes are not one."""
         ...
 
 

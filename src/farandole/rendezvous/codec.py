@@ -1,4 +1,4 @@
-# Typed data <-> bytes, with a strict layout. Never pickle.
+# Turns typed messages into bytes and back, with a strict layout. Never pickle.
 # Pure. Touches nothing.
 """Every message is a frozen dataclass of integers, texts, bytes and lists of them.
 
@@ -21,7 +21,7 @@ class MessageError(ValueError):
 
 
 class Codec:
-    """Turns messages of the given types into bytes and back; a type's number is its place in the list."""
+    """Turns messages of the given types into bytes and back; a type's number is its position in the list, from 1."""
 
     def __init__(self, types: tuple[type[Any], ...]) -> None:
         self._types = types
@@ -42,7 +42,7 @@ class Codec:
         return self._numbers[type(message)], b"".join(parts)
 
     def decode(self, number: int, data: bytes) -> Any:
-        """The message behind the bytes; MessageError when they are not exactly one."""
+        """The message behind the bytes. Raises MessageError if they are not exactly one."""
         if not 1 <= number <= len(self._types):
             raise MessageError(f"message type {number} is unknown; the known types are 1 to {len(self._types)}")
         kind = self._types[number - 1]
@@ -56,16 +56,16 @@ class Codec:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.place = 0
+        self.offset = 0
 
     def rest(self) -> int:
-        return len(self.data) - self.place
+        return len(self.data) - self.offset
 
     def take(self, count: int) -> bytes:
         if count > self.rest():
             raise MessageError(f"a message is too short: {count} bytes expected, {self.rest()} present")
-        self.place += count
-        return self.data[self.place - count : self.place]
+        self.offset += count
+        return self.data[self.offset - count : self.offset]
 
     def integer(self) -> int:
         value: int = _INT.unpack(self.take(_INT.size))[0]

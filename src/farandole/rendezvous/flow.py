@@ -66,7 +66,7 @@ Flow = Generator[Wait, None, T]
 
 
 def receive(sock: Stream, count: int) -> Flow[bytes]:
-    """Reads exactly `count` bytes; EOFError when the other side closes before."""
+    """Reads exactly `count` bytes. Raises EOFError if the other side closes before."""
     parts = bytearray()
     while len(parts) < count:
         try:
@@ -91,7 +91,7 @@ def send(sock: Stream, data: bytes) -> Flow[None]:
 
 
 def pause(seconds: float) -> Flow[None]:
-    """Waits this long; other flows go on."""
+    """Waits this long; other flows continue."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         yield Wait(until=until)
@@ -124,7 +124,7 @@ class Loop:
         self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wakeup, READ, None)
-        self._closing = threading.Lock()  # nobody may write to the event descriptor after it was closed
+        self._closing = threading.Lock()  # no thread may write to the event descriptor after it was closed
 
     def spawn(
         self, flow: Flow[T], deadline: float | None, done: Callable[[T | None, Exception | None], None]

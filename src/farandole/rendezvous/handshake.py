@@ -25,7 +25,7 @@ from farandole.rendezvous import agent_messages, messages
 from farandole.rendezvous.flow import Flow, Stream, receive, send
 from farandole.rendezvous.secret import Secret
 
-# Two bytes of a hash of all messages between processes, so nobody has to raise a number by hand.
+# Two bytes of a hash of all messages between processes, so that no number must be raised by hand.
 WIRE_VERSION = int.from_bytes(
     hashlib.sha256(f"{messages.LAYOUT}\n{agent_messages.LAYOUT}".encode()).digest()[:2], "big"
 )
@@ -56,13 +56,14 @@ class Refused(Exception):
 
 
 class VersionMismatch(Exception):
-    """The other side belongs to this job but speaks another version; both sides get this."""
+    """The other side belongs to this job but has another version of the protocol; both sides get this."""
 
-    def __init__(self, ours: int, theirs: int) -> None:
+    def __init__(self, own: int, theirs: int) -> None:
         super().__init__(
-            f"wire version {ours} here, {theirs} on the other side: install the same version of farandole on every host"
+            f"protocol version {own} here, {theirs} on the other side: install the same version of farandole on "
+            f"every host"
         )
-        self.ours = ours
+        self.ours = own
         self.theirs = theirs
 
 
@@ -117,8 +118,8 @@ def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting
     theirs = yield from receive(sock, GREETING_BYTES)
     nonce = os.urandom(NONCE_BYTES)
     peer = _decode(theirs, secret, nonce)
-    mine = Greeting(me.role, me.rank, peer.rank if peer else 0, me.generation, me.version, me.order)
-    greeting = mine.encode(secret.job(), nonce)
+    own_greeting = Greeting(me.role, me.rank, peer.rank if peer else 0, me.generation, me.version, me.order)
+    greeting = own_greeting.encode(secret.job(), nonce)
     transcript = theirs + greeting
     yield from send(sock, greeting + secret.mac(b"farandole answerer", transcript))
     proof = yield from receive(sock, PROOF_BYTES)
@@ -126,7 +127,7 @@ def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting
     if not proven or peer is None or peer.target != me.rank or peer.generation != me.generation or not admit(peer):
         raise Refused("the other side did not prove that it belongs to this job")
     yield from send(sock, _WELCOME)
-    return _finish(secret, transcript, mine, peer, caller=False)
+    return _finish(secret, transcript, own_greeting, peer, caller=False)
 
 
 def _finish(secret: Secret, transcript: bytes, me: Greeting, peer: Greeting, caller: bool) -> Proven:

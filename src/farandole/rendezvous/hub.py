@@ -36,11 +36,11 @@ class Membership(Protocol):
         """Handles a message of a member."""
         ...
 
-    def gone(self, member: int, reason: str, now: float) -> Sends:
+    def connection_lost(self, member: int, reason: str, now: float) -> Sends:
         """Handles the end of a member's connection."""
         ...
 
-    def absent(self, rank: int, reason: str) -> Sends:
+    def process_ended(self, rank: int, reason: str) -> Sends:
         """Handles that the process of a rank has ended, so it will not join."""
         ...
 
@@ -65,7 +65,7 @@ class Hub:
     """The hub of one job of `size` ranks. It listens from construction on and works between start() and close().
 
     While all ranks are in and running, no other process can belong to the job, and the hub does not listen. When a rank
-    leaves it may come again, so the hub listens again at the same addresses.
+    leaves it may join again, so the hub listens again at the same addresses.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Hub:
         self._loop = loop or Loop()
         self._external_loop = loop is not None  # the loop belongs to the caller, who turns it
         self._after = after
-        self.on_agent: Callable[[int], None] = lambda number: None  # an agent has connected
+        self.on_agent: Callable[[int], None] = lambda number: None  # called when an agent has connected
         self._names = itertools.count(1)
         self._channels: dict[int, Channel] = {}
         self.admitted = 0  # how many connections of ranks it has accepted
@@ -126,7 +126,7 @@ class Hub:
 
     def absent(self, rank: int, reason: str) -> None:
         """Tells waiting ranks that this rank will not come. Safe from any thread."""
-        self._loop.call(lambda: self.deliver(self._membership.absent(rank, reason)))
+        self._loop.call(lambda: self.deliver(self._membership.process_ended(rank, reason)))
 
     def drop(self, name: int) -> None:
         """Closes a connection; `membership` knows it already. Call it on the loop's thread."""
@@ -181,7 +181,7 @@ class Hub:
             try:
                 listener = self._listen(address)
             except FileNotFoundError:
-                continue  # the last rank of the host has removed the directory: no rank comes again
+                continue  # the last rank of the host has removed the directory: no rank joins again
             except OSError as error:
                 log.error("ranks that call init again will not find the launcher at %s: %s", address, error)
                 continue
@@ -213,15 +213,15 @@ class Hub:
         self.admitted += 1
         name = next(self._names)
 
-        def heard(message: Message) -> None:
+        def on_message(message: Message) -> None:
             self.deliver(self._membership.message(name, message, time.monotonic()))
 
         def ended(reason: str) -> None:
             self._channels.pop(name, None)
             self._loop.at(name, None, lambda: None)
-            self.deliver(self._membership.gone(name, reason, time.monotonic()))
+            self.deliver(self._membership.connection_lost(name, reason, time.monotonic()))
 
-        self._channels[name] = Channel(self._loop, sock, proven, heard, ended)
+        self._channels[name] = Channel(self._loop, sock, proven, on_message, ended)
 
     def deliver(self, sends: Sends) -> None:
         """Sends the messages that `membership` decided. Call it on the loop's thread."""
@@ -249,4 +249,4 @@ class Hub:
         channel = self._channels.pop(name, None)
         if channel is not None:
             channel.close()
-            self.deliver(self._membership.gone(name, "the launcher rejected it", time.monotonic()))
+            self.deliver(self._membership.connection_lost(name, "the launcher rejected it", time.monotonic()))

@@ -77,8 +77,8 @@ def is_this_host(name: str) -> bool:
         found = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return False  # it may be an alias from the configuration of ssh
-    own = {one.address for one in interfaces()}
-    return bool(found) and all(str(address).partition("%")[0] in own for address in found)
+    local_addresses = {one.address for one in interfaces()}
+    return bool(found) and all(str(address).partition("%")[0] in local_addresses for address in found)
 
 
 def _flags(sock: socket.socket, name: str) -> int:

@@ -78,10 +78,10 @@ class KeyValueClient:
         self._request({"put": name, "value": value}, CONNECT_S)
 
     def wait(self, name: str, seconds: float) -> Any:
-        """The value of that name; TimeoutError when nobody has set it in time."""
+        """The value of that name. Raises TimeoutError if no process has set it in time."""
         answer = self._request({"wait": name, "seconds": seconds}, seconds + CONNECT_S)
         if not answer["ok"]:
-            raise TimeoutError(f"nobody set {name!r} within {seconds:g} s")
+            raise TimeoutError(f"no process set {name!r} within {seconds:g} s")
         return answer["value"]
 
     def _request(self, question: dict[str, Any], seconds: float) -> Any:

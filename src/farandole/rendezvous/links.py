@@ -73,27 +73,27 @@ def prove_memory(sock: socket.socket) -> Flow[str]:
     nonce = os.urandom(_NONCE)
     problem = ""
     try:
-        mine = _memory_file(nonce)
+        own_file = _memory_file(nonce)
     except OSError as error:
-        problem, mine = f"no memory file ({sockets.explain(error)})", -1
+        problem, own_file = f"no memory file ({sockets.explain(error)})", -1
     try:
-        yield from _send_file(sock, mine)
+        yield from _send_file(sock, own_file)
     finally:
-        if mine >= 0:
-            os.close(mine)
-    theirs = yield from _receive_file(sock)
+        if own_file >= 0:
+            os.close(own_file)
+    peer_file = yield from _receive_file(sock)
     seen = bytes(_NONCE)
     try:
-        if theirs >= 0:
-            with mmap.mmap(theirs, _NONCE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+        if peer_file >= 0:
+            with mmap.mmap(peer_file, _NONCE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
                 seen = page[:]
         else:
             problem = problem or "no memory file arrived"
     except (OSError, ValueError) as error:
         problem = problem or f"a memory file cannot be mapped ({error})"
     finally:
-        if theirs >= 0:
-            os.close(theirs)
+        if peer_file >= 0:
+            os.close(peer_file)
     yield from send(sock, seen)
     echo = yield from receive(sock, _NONCE)
     if not problem and not hmac.compare_digest(echo, nonce):

@@ -1,5 +1,5 @@
 # How a rank joins its job: it tells the hub where it listens, checks shared memory, makes its links, returns a Session.
-# Touches sockets through links, listener and channel.
+# Touches sockets through the files links, session and channel.
 """`join(config)` takes the rank and the hub from the settings and returns authenticated descriptors for the engine."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROOT_CAUSE_WAIT_SECONDS = 0.5  # the hub may know why a peer cannot be reached
 RETRY_SECONDS = 0.05
 REOPEN_SECONDS = 1.0
 MAX_ADDRESSES = 16  # of one host that other ranks try
-QUICK_LINK_SECONDS = 5.0  # an elastic job goes on without a peer that cannot be reached
+QUICK_LINK_SECONDS = 5.0  # an elastic job continues without a peer that cannot be reached
 HUB_RETRY_SECONDS = 1.0  # an elastic rank tries the hub again after this time: the network may recover
 MAX_FAILURES = 5  # in a row, before this rank gives up in an elastic job
 
@@ -53,7 +53,7 @@ M = TypeVar("M", Welcome, HostsAgreed, Started)
 
 
 class JoinFailed(HorovodInternalError):
-    """The ranks did not come together; the message names those that caused it."""
+    """The ranks did not join; the message names those that caused it."""
 
     final = True  # a retry would not help
 
@@ -66,9 +66,8 @@ def join(config: Config, secret: Secret | None = None, package: str = "", commit
     """Joins the next round of the job that `config` describes; blocks until every link of every rank is made.
 
     Without a hub the world has one rank. `secret` is for tests whose ranks are threads. In an elastic job `commit` is
-    the
-    number of this rank's last commit; raises Removed when the job has no slot for it any more. `wire` is the version of
-    the engine's protocol, which must be the same on all ranks.
+    the number of this rank's last commit; raises Removed if the job has no slot for this rank any more. `wire` is the
+    version of the engine's protocol, which must be the same on all ranks.
     """
     if config.rendezvous is None:
         if config.size != 1:
@@ -132,13 +131,13 @@ class _Joining:
     def run(self) -> Session:
         timeout = HUB_RETRY_SECONDS if self.elastic else max(HUB_SECONDS, self.config.start_timeout)
         sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + timeout)
-        self.channel = Channel(self.loop, sock, proven, self.heard, self.hub_closed)
+        self.channel = Channel(self.loop, sock, proven, self.handle_message, self.hub_closed)
         listen_at = self.listen_at(sock)
         self.listen(listen_at)
         self.channel.send(self.hello())
         if self.elastic:
             self.deadline = float("inf")  # a new worker may wait until a slot is free
-        welcome = self.expect(Welcome)
+        welcome = self.wait_for(Welcome)
         if self.elastic:
             self.deadline = time.monotonic() + HUB_MARGIN_SECONDS
             self.rank = welcome.place[0]
@@ -151,7 +150,7 @@ class _Joining:
         hosts = self.link_locally(welcome)
         links = self.link_remotely(welcome, hosts)
         self.channel.send(Linked(welcome.generation))
-        self.expect(Started)
+        self.wait_for(Started)
         session = Session(
             self.rank,
             hosts,
@@ -167,7 +166,7 @@ class _Joining:
         )
         self.session = session
         for message in self.inbox:  # a rank may already have requested a link, or be gone
-            session.heard(message)
+            session.handle_message(message)
         self.inbox.clear()
         if self.ended is not None:
             session.ended(self.ended)
@@ -200,9 +199,9 @@ class _Joining:
         """
         if sockets.is_local(self.rendezvous):
             return "tcp:127.0.0.1"
-        mine = str(sock.getsockname()[0]).partition("%")[0]
+        own_address = str(sock.getsockname()[0]).partition("%")[0]
         names = tuple(name for name in (self.config.network_interfaces or "").split(",") if name)
-        addresses = dict.fromkeys([mine, *interfaces.candidates(names)])
+        addresses = dict.fromkeys([own_address, *interfaces.candidates(names)])
         return ",".join(f"tcp:{address}" for address in list(addresses)[:MAX_ADDRESSES])
 
     def listen(self, listen_at: str) -> None:
@@ -235,9 +234,9 @@ class _Joining:
             wire=self.wire,
         )
 
-    def heard(self, message: Message) -> None:
+    def handle_message(self, message: Message) -> None:
         if self.session is not None:
-            self.session.heard(message)
+            self.session.handle_message(message)
         else:
             self.inbox.append(message)
 
@@ -274,7 +273,7 @@ class _Joining:
             )
         return None
 
-    def expect(self, kind: type[M]) -> M:
+    def wait_for(self, kind: type[M]) -> M:
         while (message := self.take(kind)) is None:
             self.loop.turn(self.deadline)
         return message
@@ -292,14 +291,14 @@ class _Joining:
         while (agreed := self.take(HostsAgreed)) is None:
             if not reported and (self.local.settled() or time.monotonic() >= deadline):
                 reported = True
-                self.channel.send(self.proved(welcome))
+                self.channel.send(self.memory_report(welcome))
                 continue
             self.loop.turn(self.deadline if reported else deadline)
         if agreed.reason and self.rank == 0:
             log.warning("some ranks of one host do not share memory and will use TCP: %s", agreed.reason)
         return agreed.hosts
 
-    def proved(self, welcome: Welcome) -> MemoryProved:
+    def memory_report(self, welcome: Welcome) -> MemoryProved:
         unshared = sorted(self.local.wanted - set(self.local.made))
         reason = ""
         if unshared:
@@ -342,7 +341,7 @@ class _Joining:
         text = f"rank {self.rank} could not reach rank {peer} on {welcome.names[peer]}: {why}"
         if self.elastic and self.channel is not None:
             self.channel.send(LinkBroken(welcome.generation, peer, text))
-            self.expect(Started)  # raises: the hub decides which rank is evicted
+            self.wait_for(Started)  # raises: the hub decides which rank is evicted
         self.tell(text)
         raise JoinFailed(text)
 

@@ -78,7 +78,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Failed:
-    """Rank to hub: this rank cannot go on; the hub tells the others."""
+    """Rank to hub: this rank cannot continue; the hub tells the others."""
 
     generation: int
     text: str
@@ -184,7 +184,7 @@ class WaitReport:
 
     generation: int
     waited_ms: int
-    of_ms: int
+    of_ms: int  # the time since its last report
     links: tuple[int, ...] = ()  # four numbers for each peer on another host, see rates.py
 
 

@@ -1,6 +1,6 @@
 # One round: the phases from the first Hello to the links, then link requests and wait reports while it runs.
 # Pure: no sockets; time is an argument. rounds.py and elastic/generations.py decide who is in a round.
-"""A round goes gathering -> proving (shared memory inside hosts) -> linking -> running.
+"""A round goes gathering -> trying shared memory (inside hosts) -> linking -> running.
 
 Methods return the messages to send: a list of (member, message). `RoundFailed` says why the attempt cannot go on; the
 owner of the round tells its members.
@@ -39,30 +39,30 @@ class Phase(Enum):
     """Where a round is."""
 
     GATHERING = "waiting for ranks"
-    PROVING = "trying shared memory"
+    TRYING_SHARED_MEMORY = "trying shared memory"
     LINKING = "making links"
     RUNNING = "running"
 
 
 class RoundFailed(Exception):
-    """A round cannot go on; the text says why."""
+    """A round cannot continue; the text says why."""
 
 
 @dataclass
 class Round:
-    """One membership, from the first rank that asks for it to the last that leaves."""
+    """One attempt of all ranks to join. After it succeeds, the object lives until the last of its ranks leaves."""
 
     deadline: float
     phase: Phase = Phase.GATHERING
     generation: int = 0
-    members: dict[int, int] = field(default_factory=dict)  # rank -> member
+    members: dict[int, int] = field(default_factory=dict)  # rank -> number of its connection to the hub
     hellos: dict[int, Hello] = field(default_factory=dict)
     hosts: list[int] = field(default_factory=list)
     done: set[int] = field(default_factory=set)  # ranks that have finished the current phase
     reasons: list[str] = field(default_factory=list)
-    divided: set[int] = field(default_factory=set)  # numbers of hosts without shared memory
+    hosts_without_shared_memory: set[int] = field(default_factory=set)
     link_requests: set[tuple[int, int]] = field(default_factory=set)
-    timeout: float = 0.0
+    timeout: float = 0.0  # seconds that the ranks wait for each other: the shortest start timeout among them
     stragglers: Stragglers | None = None
     slow_links: SlowLinks | None = None
     warnings: list[str] = field(default_factory=list)  # for the user
@@ -73,9 +73,9 @@ class Round:
         return [(self.members[rank], message) for rank in chosen if rank in self.members]
 
     def welcome(self, generation: int, now: float) -> Welcome:
-        """All members are known: numbers their hosts and begins to prove. Returns what every member is told."""
+        """All members are known: numbers their hosts and starts the trial of shared memory. Returns their message."""
         self.generation = generation
-        self.phase = Phase.PROVING
+        self.phase = Phase.TRYING_SHARED_MEMORY
         self.deadline = now + LINK_SECONDS
         hellos = [self.hellos[rank] for rank in range(len(self.hellos))]
         self.hosts = number_in_order([hello.host if hello.sharing else rank for rank, hello in enumerate(hellos)])
@@ -88,14 +88,14 @@ class Round:
             hellos[0].streams,
         )
 
-    def heard(self, rank: int, message: Message) -> Sends:
-        """Handles a message of a member. RoundFailed when the round cannot go on."""
+    def handle_message(self, rank: int, message: Message) -> Sends:
+        """Handles a message of a member. Raises RoundFailed when the round cannot continue."""
         if isinstance(message, Failed):
             raise RoundFailed(message.text[:MAX_TEXT])
-        if isinstance(message, MemoryProved) and self.phase is Phase.PROVING:
+        if isinstance(message, MemoryProved) and self.phase is Phase.TRYING_SHARED_MEMORY:
             return self._proved(rank, message)
         if isinstance(message, MemoryProved) and self.phase is Phase.LINKING:
-            return []  # its host was divided before this rank had finished
+            return []  # another rank of its host has already reported that shared memory fails there
         if isinstance(message, Linked) and self.phase is Phase.LINKING:
             return self._linked(rank)
         if isinstance(message, LinkRequest):
@@ -107,7 +107,7 @@ class Round:
         raise RoundFailed(f"rank {rank} sent a {type(message).__name__} while {self.phase.value}")
 
     def left(self, rank: int) -> Sends:
-        """A rank has left: nobody gets a link to it any more. RoundFailed if the round does not run yet."""
+        """A rank has left: no rank gets a link to it any more. Raises RoundFailed if the round does not run yet."""
         del self.members[rank]
         if self.phase is not Phase.RUNNING:
             raise RoundFailed(f"rank {rank} left while the job was {self.phase.value}")
@@ -122,13 +122,18 @@ class Round:
         self.done.add(rank)
         if message.unshared:
             # The other ranks of this host may wait for a connection that never comes, so they count as done too.
-            self.divided.add(self.hosts[rank])
+            self.hosts_without_shared_memory.add(self.hosts[rank])
             self.reasons.append(message.reason[:MAX_TEXT])
-        waiting = [other for other in self.members if other not in self.done and self.hosts[other] not in self.divided]
+        waiting = [
+            other
+            for other in self.members
+            if other not in self.done and self.hosts[other] not in self.hosts_without_shared_memory
+        ]
         if waiting:
             return []
         entries: list[object] = [
-            ("rank", index) if host in self.divided else ("host", host) for index, host in enumerate(self.hosts)
+            ("rank", index) if host in self.hosts_without_shared_memory else ("host", host)
+            for index, host in enumerate(self.hosts)
         ]
         self.hosts = number_in_order(entries)
         self.phase = Phase.LINKING
@@ -166,14 +171,14 @@ class Round:
                 hosts = [self.hellos[each].host for each in sorted(self.hellos)]
                 self.stragglers = Stragglers([f"rank {each} on {host}" for each, host in enumerate(hosts)])
                 self.slow_links = SlowLinks(hosts)
-            named = self.stragglers.heard(rank, message.waited_ms / max(1, message.of_ms))
-            slow = self.slow_links.heard(rank, message.of_ms, message.links)
-            self.warnings += [text for text in (named, slow) if text is not None]
+            slow_rank = self.stragglers.add_report(rank, message.waited_ms / max(1, message.of_ms))
+            slow_link = self.slow_links.add_report(rank, message.of_ms, message.links)
+            self.warnings += [text for text in (slow_rank, slow_link) if text is not None]
         return []
 
 
-def mismatch_of(who: str, hello: Hello, package: str) -> str:
-    """Why this process cannot be in a job of a launcher with this version of the package; "" when it can."""
+def package_mismatch(who: str, hello: Hello, package: str) -> str:
+    """Why this process cannot be in a job of a launcher with this version of the package; an empty text if it can."""
     if max(map(len, (hello.host, hello.package, hello.local, hello.remote, hello.wire))) > MAX_TEXT:
         return f"{who} has a host name or an address above the limit of {MAX_TEXT} characters"
     if hello.package != package:
@@ -184,11 +189,11 @@ def mismatch_of(who: str, hello: Hello, package: str) -> str:
     return ""
 
 
-def different_wires(who: str, hello: Hello, whose: str, other: Hello) -> str:
+def protocol_mismatch(who: str, hello: Hello, whose: str, other: Hello) -> str:
     """Why two ranks cannot be in one job."""
     return (
-        f"{who} on {hello.host} has another build of the core (wire {hello.wire}) than {whose} on {other.host} "
-        f"(wire {other.wire}): install the same build of farandole on every host"
+        f"{who} on {hello.host} has another build of the core (protocol {hello.wire}) than {whose} on {other.host} "
+        f"(protocol {other.wire}): install the same build of farandole on every host"
     )
 
 

@@ -20,7 +20,7 @@ _HUBS = abandoned_in_children()
 
 
 class RankHub(Hub):
-    """`complete()` is called once, on the hub's thread, when all ranks are linked and before any rank is told so.
+    """`complete()` is called once, on the hub's thread, when all ranks are linked and before any rank knows it.
 
     A rank that calls init again afterwards finds nothing of this round.
     """

@@ -1,6 +1,6 @@
 # What the kernel knows of a rank's streams to other hosts: how many bytes arrived, and at which rate.
 # Touches sockets that the engine owns; it reads their statistics and changes nothing.
-"""`Rates.report(seconds)` returns a few numbers for each peer; slow_links.py judges those of all ranks."""
+"""`Rates.report(seconds)` returns a few numbers for each peer; slow_links.py compares those of all ranks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Rates:
         """
         found: dict[int, tuple[float, float, int]] = {}
         for stream in list(self._streams):
-            told = self._ask(stream)
-            if told is None:
+            statistics = self._ask(stream)
+            if statistics is None:
                 self._streams.remove(stream)
                 continue
-            acked, rate, busy_us = told
+            acked, rate, busy_us = statistics
             sent, busy = acked - stream.acked, min(seconds, (busy_us - stream.busy_us) / 1e6)
             stream.acked, stream.busy_us = acked, busy_us
             before = found.get(stream.peer, (0.0, 0.0, 0))  # of another stream, at the same time
@@ -69,12 +69,12 @@ class Rates:
                 return None
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, stream.descriptor)
             try:
-                told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
+                statistics = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
             finally:
                 sock.detach()
         except OSError:
             return None
-        if len(told) < _LENGTH:
+        if len(statistics) < _LENGTH:
             return None  # an older kernel without these fields
-        rate, busy_us, unread_us = _TIMES.unpack_from(told, _DELIVERY_RATE)
-        return _COUNTS.unpack_from(told, _BYTES_ACKED)[0], rate, busy_us - unread_us
+        rate, busy_us, unread_us = _TIMES.unpack_from(statistics, _DELIVERY_RATE)
+        return _COUNTS.unpack_from(statistics, _BYTES_ACKED)[0], rate, busy_us - unread_us

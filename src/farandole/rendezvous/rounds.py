@@ -1,4 +1,4 @@
-# What the hub decides: who is in a round, when it is complete, which generation it gets, what each rank is told.
+# What the hub decides: who is in a round, when it is complete, which generation it gets, which messages the ranks get.
 # Pure: no sockets; time is an argument. phases.py handles what happens inside a round.
 """Each `init` of a rank joins the round that is gathering; a full round gets the next generation.
 
@@ -9,11 +9,19 @@ send: a list of (member, message).
 from __future__ import annotations
 
 from farandole.rendezvous.messages import Hello, Leave, Lost, Message, Rejected
-from farandole.rendezvous.phases import LINK_SECONDS, Phase, Round, RoundFailed, Sends, different_wires, mismatch_of
+from farandole.rendezvous.phases import (
+    LINK_SECONDS,
+    Phase,
+    Round,
+    RoundFailed,
+    Sends,
+    package_mismatch,
+    protocol_mismatch,
+)
 
 
 class Rounds:
-    """All rounds of a job. Members are numbers that the hub gives to connections."""
+    """All rounds of a job. `member` is the number of the connection on which a member talks to the hub."""
 
     def __init__(self, size: int, package: str) -> None:
         self.size = size
@@ -21,9 +29,9 @@ class Rounds:
         self.generation = 0
         self._gathering: Round | None = None
         self._rounds: list[Round] = []
-        self._places: dict[int, tuple[Round, int]] = {}  # member -> its round and rank
+        self._ranks: dict[int, tuple[Round, int]] = {}  # connection -> its round and rank
         self._rejection: tuple[str, set[int]] = ("", set())  # a reason, and the ranks that have been told it
-        self._absent: dict[int, str] = {}  # ranks whose process has ended, and how
+        self._ended: dict[int, str] = {}  # ranks whose process has ended, and how
 
     def complete(self) -> bool:
         """Whether all ranks run together, so that no other rank can join."""
@@ -49,7 +57,7 @@ class Rounds:
             if one.phase is Phase.GATHERING:
                 missing = sorted(set(range(self.size)) - set(one.members))
                 text = (
-                    f"{len(one.members)} of {self.size} ranks came to init within {one.timeout:g} s; missing: "
+                    f"{len(one.members)} of {self.size} ranks called init within {one.timeout:g} s; missing: "
                     f"{_list(missing)}. If they are only slow, raise FARANDOLE_START_TIMEOUT (HOROVOD_START_TIMEOUT)."
                 )
             else:
@@ -64,16 +72,16 @@ class Rounds:
         """Handles a message of a member."""
         if isinstance(message, Hello):
             return self._hello(member, message, now)
-        place = self._places.get(member)
-        if place is None:
+        found = self._ranks.get(member)
+        if found is None:
             return []  # its round has ended; a message about it is on the way
-        one, rank = place
+        one, rank = found
         if getattr(message, "generation", -1) != one.generation:
             return self._end(one, f"rank {rank} sent a message for another generation than {one.generation}")
         try:
             if not isinstance(message, Leave):
-                return one.heard(rank, message)
-            self._places.pop(member, None)
+                return one.handle_message(rank, message)
+            self._ranks.pop(member, None)
             sends = one.left(rank)
         except RoundFailed as error:
             return self._end(one, str(error))
@@ -81,12 +89,12 @@ class Rounds:
             self._rounds.remove(one)
         return sends
 
-    def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
+    def connection_lost(self, member: int, reason: str, now: float = 0.0) -> Sends:
         """Handles the end of a member's connection."""
-        place = self._places.pop(member, None)
-        if place is None:
+        found = self._ranks.pop(member, None)
+        if found is None:
             return []
-        one, rank = place
+        one, rank = found
         hello = one.hellos[rank]
         text = f"rank {rank} (process {hello.pid} on {hello.host}) died"
         del one.members[rank]
@@ -97,16 +105,16 @@ class Rounds:
             return sends
         return self._end(one, f"{text} while the job was {one.phase.value} ({reason})")
 
-    def absent(self, rank: int, reason: str) -> Sends:
+    def process_ended(self, rank: int, reason: str) -> Sends:
         """The launcher reports that the process of this rank has ended, so it will not join."""
-        self._absent[rank] = reason
+        self._ended[rank] = reason
         one = self._gathering
         if one is None or rank in one.members:
             return []
         return self._end(one, _cannot_complete(rank, reason))
 
     def _hello(self, member: int, hello: Hello, now: float) -> Sends:
-        if member in self._places:
+        if member in self._ranks:
             return [(member, Rejected("this connection has already sent a Hello"))]
         if self._gathering is None:
             self._gathering = Round(deadline=float("inf"))
@@ -116,13 +124,13 @@ class Rounds:
         if wrong:
             self._rejection = (wrong, {hello.rank, *one.members})
             return [(member, Rejected(wrong)), *self._end(one, wrong)]
-        text, told = self._rejection
-        if text and hello.rank not in told:
-            # It comes after those that were told, and would wait for them forever.
-            told.add(hello.rank)
+        text, informed = self._rejection
+        if text and hello.rank not in informed:
+            # It comes after the others were rejected, and would wait for them forever.
+            informed.add(hello.rank)
             return [(member, Rejected(text)), *self._end(one, text)]
-        self._rejection = ("", set())  # a rank that comes again wants a new round
-        self._places[member] = (one, hello.rank)
+        self._rejection = ("", set())  # a rank that joins again wants a new round
+        self._ranks[member] = (one, hello.rank)
         one.members[hello.rank] = member
         one.hellos[hello.rank] = hello
         if now + hello.timeout_ms / 1000 < one.deadline:
@@ -131,12 +139,12 @@ class Rounds:
         return self._welcome(one, now) if len(one.members) == self.size else []
 
     def _refusal(self, one: Round, hello: Hello) -> str:
-        if wrong := mismatch_of(f"rank {hello.rank}", hello, self.package):
+        if wrong := package_mismatch(f"rank {hello.rank}", hello, self.package):
             return wrong
         if other := next((other for other in one.hellos.values() if other.wire != hello.wire), None):
-            return different_wires(f"rank {hello.rank}", hello, f"rank {other.rank}", other)
+            return protocol_mismatch(f"rank {hello.rank}", hello, f"rank {other.rank}", other)
         if hello.size != self.size:
-            return f"rank {hello.rank} was told a size of {hello.size}, but the job has {self.size} ranks"
+            return f"rank {hello.rank} has a size of {hello.size}, but the job has {self.size} ranks"
         if not 0 <= hello.rank < self.size:
             return f"there is no rank {hello.rank} in a job of {self.size}"
         if hello.rank in one.members:
@@ -145,7 +153,7 @@ class Rounds:
                 f"two processes say that they are rank {hello.rank}: {first.pid} on {first.host} and "
                 f"{hello.pid} on {hello.host}"
             )
-        for rank, reason in self._absent.items():
+        for rank, reason in self._ended.items():
             return _cannot_complete(rank, reason)
         return ""
 
@@ -157,7 +165,7 @@ class Rounds:
     def _end(self, one: Round, text: str) -> Sends:
         sends = one.tell(Rejected(text))
         for member in one.members.values():
-            self._places.pop(member, None)
+            self._ranks.pop(member, None)
         one.members.clear()
         if one in self._rounds:
             self._rounds.remove(one)

@@ -94,7 +94,7 @@ class Service:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                sock, place = self._listener.accept()
+                sock, address = self._listener.accept()
             except OSError:
                 return
             if len(self._connections) >= MAX_CLIENTS:
@@ -102,7 +102,7 @@ class Service:
                 continue
             self._connections.add(sock)
             threading.Thread(
-                target=self._serve, args=(sock, str(place[0])), name="farandole-client", daemon=True
+                target=self._serve, args=(sock, str(address[0])), name="farandole-client", daemon=True
             ).start()
 
     def _serve(self, sock: socket.socket, host: str) -> None:
@@ -120,7 +120,7 @@ class Service:
 
 
 def ask(places: Sequence[tuple[str, int]], key: bytes, question: bytes, seconds: float, most: int = MAX_BYTES) -> bytes:
-    """The answer of the first of these places that can be reached; ConnectionError when none can."""
+    """The answer of the first of these places that can be reached. Raises ConnectionError if none can."""
     with _reached(places, min(seconds, CONNECT_S)) as sock:
         nonce = os.urandom(NONCE_BYTES)
         sock.sendall(nonce)
@@ -132,9 +132,9 @@ def ask(places: Sequence[tuple[str, int]], key: bytes, question: bytes, seconds:
 
 def _reached(places: Sequence[tuple[str, int]], seconds: float) -> socket.socket:
     failure: OSError | None = None
-    for place in places:
+    for address in places:
         try:
-            return socket.create_connection(place, seconds)
+            return socket.create_connection(address, seconds)
         except OSError as error:
             failure = error
     raise ConnectionError(f"no server answers at {list(places)}: {failure}")

@@ -201,7 +201,7 @@ class Session:
 
     # Channel calls these on the session's thread.
 
-    def heard(self, message: Message) -> None:
+    def handle_message(self, message: Message) -> None:
         """Handles a message from the hub."""
         if getattr(message, "generation", self.generation) != self.generation:
             return
@@ -241,7 +241,7 @@ class Session:
     def _deliver_early(self) -> None:
         early, self._early = self._early, []
         for message in early:
-            self.heard(message)
+            self.handle_message(message)
         if self._lost_early is not None:
             self.ended(self._lost_early)
         if self.size > 1:
@@ -256,7 +256,7 @@ class Session:
         try:
             waited = self._waited()
         except Exception as error:  # the engine is closing
-            log.debug("no more reports: %s", error)
+            log.debug("this rank sends no more wait reports: %s", error)
             return
         now = time.monotonic_ns()
         began, before = self._reported
@@ -337,7 +337,7 @@ class Session:
             try:
                 self._engine.add_link(peer, sock.detach(), sockets.TCP)
             except Exception as error:  # the engine is closing
-                log.debug("a new link to rank %d was not taken: %s", peer, error)
+                log.debug("the engine did not accept a new link to rank %d: %s", peer, error)
 
     def _fail(self, peer: int, text: str) -> None:
         if peer in self._linked or peer not in self._requested:
@@ -349,7 +349,7 @@ class Session:
             if self._engine is not None:
                 self._engine.revoke(code, rank, message)
         except Exception as error:  # the engine is closing
-            log.debug("not revoked (%s): %s", message, error)
+            log.debug("the generation could not be revoked (%s): %s", message, error)
 
     def _close_links(self) -> None:
         while self.links:

@@ -3,7 +3,7 @@
 """A link is slow when it is busy most of the time and other links carry as much in a fraction of that time.
 
 If all links are alike the network is at its limit, and no link is named. A link without another to compare with must
-also be busy by the kernel's rate; the sentence then says what it carries and not that it is slow.
+also be busy by the kernel's rate; the warning then says what it carries and not that it is slow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TypeAlias
 BUSY = 0.5  # share of the time; less does not slow a job down
 TIMES = 2  # reports in a row before a link is named
 FACTOR = 3  # how many times faster other links are
-COMPARABLE = 8  # others carry at least the bytes of this link divided by this
-SHOWN = 3
+COMPARABLE = 8  # a link is compared with links that carried at least its bytes divided by this
+SHOWN = 3  # links that a warning names
 
 Pair: TypeAlias = tuple[int, int]
 
@@ -41,11 +41,12 @@ class SlowLinks:
         self._seen: list[frozenset[Pair]] = []
         self._named: frozenset[Pair] = frozenset()
 
-    def heard(self, rank: int, of_ms: int, links: Sequence[int]) -> str | None:
-        """Takes a rank's report from rates.py. Returns a sentence when a link must be named."""
+    def add_report(self, rank: int, measured_over_ms: int, links: Sequence[int]) -> str | None:
+        """Adds a rank's report from rates.py. Returns a warning if a link is slow, else None."""
+        period_ms = max(1, measured_over_ms)
         rows = zip(*(links[index::4] for index in range(4)), strict=False)
         self._reports[rank] = {
-            peer: Load(min(1.0, busy / max(1, of_ms)), min(1.0, least / max(1, of_ms)), kb, 1e3 * kb / max(1, busy))
+            peer: Load(min(1.0, busy / period_ms), min(1.0, least / period_ms), kb, 1e3 * kb / max(1, busy))
             for peer, busy, least, kb in rows
             if 0 <= peer < len(self._hosts) and peer != rank and min(busy, least, kb) >= 0
         }

@@ -196,7 +196,7 @@ def set_minimum_silence(seconds: float) -> None:
 
 
 def use_elastic_silence() -> None:
-    """From now on a peer that is silent for ELASTIC_SILENCE_SECONDS is lost: an elastic job goes on without it."""
+    """From now on a peer that is silent for ELASTIC_SILENCE_SECONDS is lost: an elastic job continues without it."""
     global _silence_seconds
     _silence_seconds = ELASTIC_SILENCE_SECONDS
 

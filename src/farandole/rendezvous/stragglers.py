@@ -21,19 +21,19 @@ def report_seconds(size: int) -> float:
 class Stragglers:
     """The shares of one round. A slow rank is named once, and again only after it was as fast as the others."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        """`places`: the text that names each rank."""
-        self._places = places
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names`: the text that names each rank."""
+        self._names = names
         self._shares: dict[int, float] = {}
         self._seen: list[frozenset[int]] = []  # who was slow in the last reports
         self._named: frozenset[int] = frozenset()
 
-    def heard(self, rank: int, share: float) -> str | None:
-        """A rank has waited for this share of the time. Returns a sentence when a rank must be named."""
+    def add_report(self, rank: int, share: float) -> str | None:
+        """Adds the share of the time that a rank has waited. Returns a warning if a rank is slow, else None."""
         self._shares[rank] = min(1.0, max(0.0, share))
-        if len(self._shares) < len(self._places):
+        if len(self._shares) < len(self._names):
             return None
-        slow, waiting = self._judge()
+        slow, waiting = self._slow_ranks()
         self._shares.clear()
         self._seen = [*self._seen, slow][-TIMES:]
         if len(self._seen) < TIMES or len(set(self._seen)) > 1:
@@ -41,13 +41,14 @@ class Stragglers:
         before, self._named = self._named, slow
         if not slow or slow == before:
             return None
-        who = ", ".join(self._places[rank] for rank in sorted(slow))
+        who = ", ".join(self._names[rank] for rank in sorted(slow))
         verb, whom = ("is", "it") if len(slow) == 1 else ("are", "them")
         return f"{who} {verb} slow: the others wait for {whom} {waiting:.0%} of the time"
 
-    def _judge(self) -> tuple[frozenset[int], float]:
-        """The ranks below the widest gap, if the gap is wide and they are fewer than the rest; how long the rest
-        waits.
+    def _slow_ranks(self) -> tuple[frozenset[int], float]:
+        """The ranks that wait much less than the others, and the average share of the time that the others wait.
+
+        Slow are the ranks below the widest gap between two shares, if it is at least GAP and they are the minority.
         """
         order = sorted(self._shares, key=lambda rank: self._shares[rank])
         values = [self._shares[rank] for rank in order]

@@ -132,7 +132,7 @@ class SparkExecutor(executor.Executor):
     ) -> None:
         setting = SETTINGS["spark_start_timeout"]
         setting.check(start_timeout, "start_timeout")
-        tested.tell(["pyspark"])
+        tested.warn_about_newer(["pyspark"])
         self._spark = session.active()
         super().__init__(session.default_parallelism(self._spark) if num_workers is None else num_workers)
         usual = Config.from_environment().spark_start_timeout

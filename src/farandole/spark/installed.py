@@ -21,4 +21,6 @@ def check() -> None:
         if name.startswith("pyspark") and int(version.partition(".")[0]) < OLDEST:
             raise ImportError(f"farandole.spark needs Spark {OLDEST} or newer, and this is {version}: {REMEDY}")
         return
-    raise ImportError(f"farandole.spark needs Spark {OLDEST} or newer, and there is none: {REMEDY}", name="pyspark")
+    raise ImportError(
+        f"farandole.spark needs Spark {OLDEST} or newer, and it is not installed: {REMEDY}", name="pyspark"
+    )

@@ -47,7 +47,7 @@ class Agent:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end; TimeoutError after `timeout` seconds."""
+        """Waits for its end. Raises TimeoutError after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"agent {self.number} has not ended")
         return self.returncode or 0
@@ -142,7 +142,7 @@ class TaskRegistry:
                 self._changed.wait(min(left, 0.2))
 
     def take(self, name: str) -> tuple[Any, Agent]:
-        """The connection to an executor's agent. OSError when there is none yet; then one is requested."""
+        """The connection to an executor's agent. Raises OSError if there is none yet; then one is requested."""
         with self._changed:
             executor_slots = self._executors.get(name)
             agent = executor_slots.agent if executor_slots is not None else None
@@ -153,9 +153,9 @@ class TaskRegistry:
         self._loop.call(lambda: self._order(name))
         raise OSError(errno.EAGAIN, "its Spark task has not started an agent yet")
 
-    def explain(self, host: str, code: int | None, said: str) -> str:
+    def explain(self, host: str, code: int | None, output: str) -> str:
         """Why there is no agent on an executor."""
-        return f"the agent on {host} ended before it began; the executor's own log says why"
+        return f"the agent on {host} ended while it was starting; the executor's own log says why"
 
     def close(self) -> None:
         """Dismisses all tasks."""
@@ -203,7 +203,7 @@ class TaskRegistry:
 
     def lacks_descriptors(self, error: OSError) -> None:
         """Reports that no task can connect."""
-        log.error("tasks cannot be heard: %s", sockets.explain(error))
+        log.error("connections of tasks cannot be accepted: %s", sockets.explain(error))
 
     def entered(self, sock: Any, proven: Proven) -> None:
         """Takes over the connection of a task or an agent."""
@@ -213,7 +213,7 @@ class TaskRegistry:
             return
         task: RegisteredTask | None = None
 
-        def heard(message: Any) -> None:
+        def on_message(message: Any) -> None:
             nonlocal task
             if isinstance(message, task_messages.TaskReady) and task is None:
                 task = RegisteredTask(message, channel, lambda: self._loop.call(lambda: ended("dismissed")))
@@ -227,7 +227,7 @@ class TaskRegistry:
             if task is not None:
                 self._leave(task)
 
-        channel = Channel(self._loop, sock, proven, heard, ended, codec=task_messages)
+        channel = Channel(self._loop, sock, proven, on_message, ended, codec=task_messages)
         self._channels.add(channel)
 
     def _sit(self, task: RegisteredTask) -> None:
@@ -268,7 +268,9 @@ class TaskRegistry:
                 if executor_slots.agent is agent:  # it was not used, and cannot be used any more
                     executor_slots.agent = None
                     if not left:
-                        self._failed = f"the agent on {executor_slots.name} ended with exit code {code} before it began"
+                        self._failed = (
+                            f"the agent on {executor_slots.name} ended with exit code {code} while it was starting"
+                        )
                     if agent.sock is not None:
                         agent.sock.close()
             agent.over(code)

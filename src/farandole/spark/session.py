@@ -27,7 +27,7 @@ LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def active() -> Any:
-    """The session of this thread or process. RuntimeError when there is none."""
+    """The session of this thread or process. Raises RuntimeError if there is none."""
     with contextlib.suppress(Exception):
         return SparkSession.active()
     with contextlib.suppress(Exception):
@@ -57,7 +57,7 @@ def is_local(spark: Any) -> bool:
 
 
 def default_parallelism(spark: Any) -> int:
-    """Spark's default number of tasks. ValueError when Spark does not report it."""
+    """Spark's default number of tasks. Raises ValueError if Spark does not report it."""
     if not is_remote(spark):
         return int(spark.sparkContext.defaultParallelism)
     found = conf(spark, "spark.default.parallelism")
@@ -80,7 +80,7 @@ def slots(spark: Any) -> int | None:
 
 
 def check_slots(spark: Any, wanted: int, seconds: float) -> None:
-    """RuntimeError when so many tasks cannot run at a time: Spark's stage would wait for a long time."""
+    """Raises RuntimeError if so many tasks cannot run at a time: Spark's stage would wait for a long time."""
     deadline = time.monotonic() + (0.0 if is_local(spark) else min(seconds, REGISTER_SECONDS))
     while (found := slots(spark)) is not None and found < wanted:
         if time.monotonic() >= deadline:

@@ -167,10 +167,10 @@ class SlotTask:
 
     def _environment(self) -> dict[str, str]:
         """The variables of Spark's worker, with Spark's files on the path, and those that the user added."""
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
         if self._settings.executable in (None, sys.executable):
-            mine["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        return {**mine, **self._settings.env, PYTHON: self._settings.executable or sys.executable}
+            environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        return {**environment, **self._settings.env, PYTHON: self._settings.executable or sys.executable}
 
 
 def attend(settings: TaskSettings, barrier: bool) -> str:

@@ -1,5 +1,5 @@
 # The public names of the TensorFlow binding: Horovod's names for TensorFlow, and some additional names.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.tensorflow` in scripts.
 
 >>> import tensorflow as tf, farandole.tensorflow as hvd

@@ -90,7 +90,7 @@ def kept(value: Any) -> Any:
     if tf.executing_eagerly() or tf.inside_function():
         with tf.init_scope():
             return tf.Variable(value, trainable=False)
-    name = naming.in_graph("aggregation", "aggregation", None, True)
+    name = naming.in_graph("aggregation", "aggregation", None, ignore_name_scope=True)
     return tf.compat.v1.get_variable(name, initializer=value, trainable=False, use_resource=True)
 
 

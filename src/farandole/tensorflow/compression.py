@@ -15,7 +15,7 @@ from .framework import tf
 class FP16Compressor(Cast):
     """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
-    _travels = tf.float16
+    _wire_dtype = tf.float16
 
     @staticmethod
     def _is_floating(tensor: Any) -> bool:
@@ -29,7 +29,7 @@ class FP16Compressor(Cast):
 class BF16Compressor(FP16Compressor):
     """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
-    _travels = tf.bfloat16
+    _wire_dtype = tf.bfloat16
 
 
 class Compression:

@@ -1,5 +1,5 @@
 # Elastic training for TensorFlow: variables as state, and a loop that recognizes engine errors from inside graphs.
-# Touches TensorFlow, elastic, failures, functions and farandole.keras.elastic_bodies.
+# Touches TensorFlow; the rooms base, elastic, engine, keras, operations and world; other files of this room.
 """Replaces `horovod.tensorflow.elastic` in scripts."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Gives engine errors TensorFlow's classes as well, and recovers engine errors that TensorFlow raises from graphs.
-# Touches TensorFlow, errors and farandole.compiled.
+# Touches TensorFlow; the rooms base and bindings.
 """`told()` adds TensorFlow's classes to the errors of its block; `translated(error)` recovers our error."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GraphAborted(_Both, HorovodInternalError, tf.errors.AbortedError):  # type
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def with_tensorflow_classes() -> Iterator[None]:
     """Errors in its block are also of the TensorFlow class that Horovod raises, and remain errors of ours."""
     try:
         yield
@@ -86,16 +86,16 @@ def words(error: Mismatch) -> bytes:
     return f"{Mismatch.__name__}: {' '.join(str(error).split())}"[:_LONGEST].replace(_SLASH, _DIVISION).encode()
 
 
-def unless_empty(said: Any) -> Any:
+def unless_empty(error_text: Any) -> Any:
     """A node that raises tf.errors.FailedPreconditionError with this text, unless the text is empty."""
-    said.set_shape([])
+    error_text.set_shape([])
 
     def fail() -> Any:
-        path = tf.strings.join([_NO_FOLDER, said])
+        path = tf.strings.join([_NO_FOLDER, error_text])
         with tf.control_dependencies([tf.io.write_file(path, "")]):
             return tf.constant(False)
 
-    return tf.cond(tf.equal(said, ""), lambda: tf.constant(True), fail)
+    return tf.cond(tf.equal(error_text, ""), lambda: tf.constant(True), fail)
 
 
 def translated(error: Exception) -> Exception | None:

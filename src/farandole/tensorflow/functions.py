@@ -38,7 +38,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
     if not variables:
         return [], tf.group()
     if not tf.executing_eagerly():
-        prefix = naming.in_graph("HorovodBroadcast", prefix, None, False)
+        prefix = naming.in_graph("HorovodBroadcast", prefix, None, ignore_name_scope=False)
     # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
     names = tuple(f"{prefix}.{index}" for index in range(len(variables)))
     work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
@@ -76,7 +76,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """An operation that copies the root's values to all global variables; only for graphs with sessions."""
     if tf.executing_eagerly():
         raise RuntimeError(
-            "broadcast_global_variables() works in graphs for sessions alone; in eager mode call "
+            "broadcast_global_variables() works only in graphs for sessions; in eager mode call "
             "broadcast_variables(model.variables, root_rank=0)"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)

@@ -1,5 +1,5 @@
 # Reduces the gradients of a step over the ranks: dense and sparse, in groups, compressed. Local gradients are not sent.
-# Touches TensorFlow, compression, naming, ops and work.
+# Touches TensorFlow; the rooms bindings, engine and operations; the files framework, naming and ops.
 """Tapes and optimizers use `Reduction`."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Reduction(ReductionOptions):
             # so it contains the number and the size of the tensors.
             prefix = f"gradients.{len(sent)}.{sum(int(tf.size(tensor)) for tensor in sent)}"
         else:
-            prefix = naming.in_graph("HorovodAllreduce", prefix, None, False)
+            prefix = naming.in_graph("HorovodAllreduce", prefix, None, ignore_name_scope=False)
         names = tuple(f"{prefix}.{index}" for index in range(len(sent)))
         work = Work(Kind.ALLREDUCE, None, self.op, self.scales, self.process_set, names=names)
         reduced = run(replace(work, name=None), sent)

@@ -1,5 +1,5 @@
 # Runs collectives on the host: directly for eager tensors, through Python callbacks in graphs.
-# Touches TensorFlow, NumPy, failures, work and the NumPy layer.
+# Touches TensorFlow and NumPy; the rooms base, bindings and engine; the files failures and framework.
 """Used without compiled operations, and always for eager tensors.
 
 In a graph, one node submits and another node waits for the results. TensorFlow has few threads for nodes. A thread that
@@ -116,8 +116,8 @@ def _on_own_thread(function: Callable[[Any], list[Any]], number: Any, types: lis
     # Datasets are made and read in program order: waits begin in that order, but submissions do not.
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def fetched(_: Any) -> tuple[Any, ...]:
-        said, *outputs = tf.numpy_function(function, [number], [tf.string, *types], stateful=False)
-        with tf.control_dependencies([unless_empty(said)]):
+        error_text, *outputs = tf.numpy_function(function, [number], [tf.string, *types], stateful=False)
+        with tf.control_dependencies([unless_empty(error_text)]):
             return tuple(tf.identity(output) for output in outputs)
 
     return list(tf.data.Dataset.range(1).map(fetched).with_options(options).get_single_element())

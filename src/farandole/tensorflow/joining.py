@@ -1,5 +1,5 @@
 # init for TensorFlow: joins the job, and the ranks agree how graphs call the engine.
-# Touches compiled and bindings/compiled.
+# Touches the rooms compiled and bindings.compiled.
 """`init` replaces `hvd.init()` of scripts."""
 
 from __future__ import annotations

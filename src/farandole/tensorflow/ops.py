@@ -1,5 +1,5 @@
 # The operations on tensors in eager mode, in tf.function and in graphs for sessions, with gradients.
-# Touches TensorFlow, compression, failures, host, naming, work and the NumPy layer's types.
+# Touches TensorFlow; the rooms bindings, engine, operations and world; other files of this room.
 """Operations with the names, arguments and rules of Horovod. Each gradient is a collective too."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..world.groups import ProcessSet, global_process_set
 from ..world.runtime import runtime
 from . import naming
 from .compression import Compression
-from .failures import GraphAborted, GraphArgument, told
+from .failures import GraphAborted, GraphArgument, with_tensorflow_classes
 from .framework import tf
 from .host import asked
 from .way import carry_out, collectives_before, compiled_now, work_of
@@ -35,7 +35,7 @@ def _dense(tensor: Any) -> Any:
 
 def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scope: bool = False) -> list[Any]:
     """The outputs, with gradients; for an alltoall, the rows and the received splits."""
-    with told():
+    with with_tensorflow_classes():
         return _run(work, tensors, splits, ignore_name_scope)
 
 
@@ -101,8 +101,8 @@ def _own_rows(work: Work, inputs: Sequence[Any], grads: Sequence[Any]) -> list[A
     """This rank's part of the gradients of gathered tensors."""
     rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
     everyones = run(Work(Kind.ALLGATHER, process_set=work.process_set), [rows[tf.newaxis]])[0]
-    place = asked(lambda: work.process_set.rank(), tf.int32, None)
-    before = tf.reduce_sum(everyones[:place], 0)
+    member = asked(lambda: work.process_set.rank(), tf.int32, None)
+    before = tf.reduce_sum(everyones[:member], 0)
     return [grad[before[i] : before[i] + rows[i]] for i, grad in enumerate(grads)]
 
 
@@ -121,14 +121,14 @@ def _compressed(work: Work, tensors: Sequence[Any], compression: Any, ignore_nam
 
 
 def _allreduce(work: Work, tensors: Sequence[Any], compression: Any, ignore_name_scope: bool) -> list[Any]:
-    sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    sparse = [index for index, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     if sparse:
         _check_sparse(work.op, work.scales)
-    dense = [tensor for place, tensor in enumerate(tensors) if place not in sparse]
+    dense = [tensor for index, tensor in enumerate(tensors) if index not in sparse]
     result = _compressed(work, dense, compression, ignore_name_scope)
-    for place in sparse:  # in ascending order, so that each is inserted at the right place
-        own = replace(work, name=f"{work.name}.{place}") if work.grouped and work.name else work
-        result.insert(place, _sparse_allreduce(own, tensors[place], compression, ignore_name_scope))
+    for index in sparse:  # in ascending order, so that each is inserted at the right place
+        single = replace(work, name=f"{work.name}.{index}") if work.grouped and work.name else work
+        result.insert(index, _sparse_allreduce(single, tensors[index], compression, ignore_name_scope))
     return result
 
 
@@ -214,7 +214,7 @@ def grouped_reducescatter(
     """Reducescatter of several tensors that become ready together."""
     scales = checked_scales((prescale_factor, postscale_factor))
     work = Work(Kind.REDUCESCATTER, name, _scatter_op(op), scales, process_set, grouped=True)
-    return _compressed(work, list(tensors), compression, False)
+    return _compressed(work, list(tensors), compression, ignore_name_scope=False)
 
 
 # --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The root's tensor on every rank. `root_rank` is a rank of the job."""
-    with told():
+    with with_tensorflow_classes():
         _, ranks = runtime.world.groups.members(process_set)
         requests.member(root_rank, ranks, "root_rank")
     work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)

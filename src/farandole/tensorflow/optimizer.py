@@ -141,7 +141,7 @@ def DistributedOptimizer(
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected at least 1")
     if op == Adasum and average_aggregated_gradients:
-        raise ValueError("average_aggregated_gradients does not go with op=Adasum")
+        raise ValueError("average_aggregated_gradients is not supported with op=Adasum")
     groups = chosen_groups(num_groups, groups)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if chosen_op(op, None) == Adasum:
@@ -158,7 +158,7 @@ def DistributedOptimizer(
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected one of Keras or of tf.compat.v1.train")
     if op == Adasum:
-        raise ValueError("op=Adasum does not go with Keras optimizers")
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
     from .keras.optimizer import DistributedOptimizer as of_keras  # importing Keras takes long
 
     return of_keras(

@@ -1,5 +1,5 @@
 # Batch normalisation over the batches of all ranks.
-# Touches tf.keras, ops and the types of the layers below.
+# Touches tf.keras; the rooms bindings.private, operations and world; the files framework and ops.
 """`SyncBatchNormalization` replaces `tf.keras.layers.BatchNormalization`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             raise ValueError(f"SyncBatchNormalization does not support fused={fused}: leave it out")
         if _ASKS is None:
             raise NotImplementedError(
-                "SyncBatchNormalization does not know this release of Keras, which would take the statistics of one "
+                "SyncBatchNormalization does not support this release of Keras, which would take the statistics of one "
                 "rank: upgrade farandole, or take an older Keras"
             )
         kwargs.setdefault("name", None)

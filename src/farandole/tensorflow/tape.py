@@ -126,7 +126,7 @@ def local_variables(local_layers: Any) -> list[Any]:
     found: list[Any] = []
     for layer in layers:
         if not hasattr(layer, "trainable_variables"):
-            raise ValueError(f"local_layers: {layer!r} is no layer")
+            raise ValueError(f"local_layers: {layer!r} is not a layer")
         for variable in layer.trainable_variables:
             found.append(variable)
             behind = getattr(variable, "value", None)

@@ -219,9 +219,9 @@ def clock() -> str:
 def frameworks() -> str:
     versions = {name: version for name in tested.TESTED if (version := env.version_of(name))}
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if older := [line for name, version in versions.items() if (line := tested.too_old(name, version))]:
+    if older := [line for name, version in versions.items() if (line := tested.too_old_error(name, version))]:
         raise Problem(found, "; ".join(older), note=True)
-    newer = [line for name, version in versions.items() if (line := tested.line(name, version))]
+    newer = [line for name, version in versions.items() if (line := tested.newer_warning(name, version))]
     if newer:
         remedy = f"{'; '.join(newer)}. If it fails, install a tested release, and {REPORT}"
         raise Problem(found, remedy, note=True)

@@ -1,5 +1,5 @@
 # The public names of the PyTorch binding: Horovod's names for torch tensors, and some additional names.
-# Re-exports alone. The first import is used before the others: without torch its error says what to install.
+# Only re-exports names. The first import is used before the others: without torch its error says what to install.
 # ruff: noqa: E402
 """Replaces `horovod.torch` in scripts.
 

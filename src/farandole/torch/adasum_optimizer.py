@@ -1,5 +1,5 @@
 # The optimizer for op=Adasum: each rank steps alone, and Adasum combines the steps.
-# Touches torch, ops, scaling, wrapping and the NumPy layer below.
+# Touches torch; the rooms bindings.private, engine, operations and world; the files ops, scaling and wrapping.
 """Adasum keeps once the part that two steps have in common, and adds the parts in which they differ."""
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
         super_of(self, _DistributedAdasumOptimizer).__init__(params)
         prepare_scalers()
         names = {param: name for name, param in named_parameters or ()}
-        own = [names.get(param, f"noname.{index}") for index, param in enumerate(self._params())]
+        param_names = [names.get(param, f"noname.{index}") for index, param in enumerate(self._params())]
         self.prepare(
-            own, checked_compression(compression), checked_passes(backward_passes_per_step), global_process_set
+            param_names, checked_compression(compression), checked_passes(backward_passes_per_step), global_process_set
         )
 
     def prepare(self, names: list[str], compression: Any, passes: int, process_set: ProcessSet) -> None:
@@ -86,7 +86,9 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
             for param, start in zip(params, starts, strict=True)
         ]
         deltas = [delta for delta, _ in packed]
-        begin_allreduce(deltas, self._reduction, Adasum, (1.0, 1.0), self.process_set, True, True).result()
+        begin_allreduce(
+            deltas, self._reduction, Adasum, (1.0, 1.0), self.process_set, grouped=True, in_place=True
+        ).result()
         for param, start, (delta, context) in zip(params, starts, packed, strict=True):
             param.copy_(start + self._compression.decompress(delta, context))
 
@@ -96,7 +98,7 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
         if found is None:
             return True
         worst = found.detach().clone()
-        if begin_allreduce([worst], None, Max, (1.0, 1.0), self.process_set, False, True).result() > 0:
+        if begin_allreduce([worst], None, Max, (1.0, 1.0), self.process_set, grouped=False, in_place=True).result() > 0:
             return False
         if scale is not None:
             for param in self._params():

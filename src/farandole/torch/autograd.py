@@ -54,7 +54,7 @@ class _Allreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.arguments = (op, scales, process_set, grouped)
-        return begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
+        return begin_allreduce(tensors, name, op, scales, process_set, grouped=grouped, in_place=False).result()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -73,7 +73,7 @@ def _reduce(
     if _tracked(tensors):
         result = _Allreduce.apply(name, op, scales, process_set, grouped, *tensors)
     else:
-        result = begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
+        result = begin_allreduce(tensors, name, op, scales, process_set, grouped=grouped, in_place=False).result()
     return tuple(result) if grouped else (result,)
 
 
@@ -94,7 +94,7 @@ def allreduce(
 ) -> torch.Tensor:  # fmt: skip
     """The reduction of all ranks' tensors, as a new tensor on every rank; without `op`, the average."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, compression, op, scales, process_set, False)[0]
+    return _allreduce([tensor], average, name, compression, op, scales, process_set, grouped=False)[0]
 
 
 def grouped_allreduce(
@@ -104,7 +104,7 @@ def grouped_allreduce(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Allreduce of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, compression, op, scales, process_set, True)
+    return _allreduce(tensors, average, name, compression, op, scales, process_set, grouped=True)
 
 
 # --- allgather -------------------------------------------------------------------------------------------------------
@@ -139,18 +139,22 @@ def allgather(
     """The tensors of all ranks, concatenated along the first dimension, which may differ between ranks."""
     result: torch.Tensor | None
     if _tracked([tensor]):
-        result = _gather([tensor], name, process_set, False)
+        result = _gather([tensor], name, process_set, grouped=False)
         return result
     key = ("allgather", name, getattr(process_set, "process_set_id", None))
     result = repeats.again(key, tensor)
-    return repeats.first(key, tensor, begin_allgather([tensor], name, process_set, False)) if result is None else result
+    return (
+        repeats.first(key, tensor, begin_allgather([tensor], name, process_set, grouped=False))
+        if result is None
+        else result
+    )
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """Allgather of several tensors that become ready together."""
-    return tuple(_gather(tensors, name, process_set, True))
+    return tuple(_gather(tensors, name, process_set, grouped=True))
 
 
 # --- broadcast -------------------------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, root_rank: int, process_set: ProcessSet, tensor: torch.Tensor) -> Any:
         ctx.arguments = (root_rank, process_set)
-        return begin_broadcast(tensor, root_rank, name, process_set, False).result()
+        return begin_broadcast(tensor, root_rank, name, process_set, in_place=False).result()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -178,7 +182,7 @@ def broadcast(
     if _tracked([tensor]):
         result: torch.Tensor = _Broadcast.apply(name, root_rank, process_set, tensor)
     else:
-        result = begin_broadcast(tensor, root_rank, name, process_set, False).result()
+        result = begin_broadcast(tensor, root_rank, name, process_set, in_place=False).result()
     return result
 
 
@@ -215,7 +219,7 @@ def alltoall(
         key = ("alltoall", name, getattr(process_set, "process_set_id", None))
         result = repeats.again(key, tensor)
         if result is None:
-            begun = begin_alltoall(tensor, None, name, process_set, False)
+            begun = begin_alltoall(tensor, None, name, process_set, pair=False)
             result = repeats.first(key, tensor, begun, repeats.SHARED)
         return result
     output, received = _Alltoall.apply(splits, name, process_set, tensor)
@@ -261,7 +265,7 @@ def reducescatter(
 ) -> torch.Tensor:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter([tensor], name, compression, op, scales, process_set, False)[0]
+    return _reducescatter([tensor], name, compression, op, scales, process_set, grouped=False)[0]
 
 
 def grouped_reducescatter(
@@ -270,4 +274,4 @@ def grouped_reducescatter(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Reducescatter of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter(tensors, name, compression, op, scales, process_set, True)
+    return _reducescatter(tensors, name, compression, op, scales, process_set, grouped=True)

@@ -1,6 +1,6 @@
 # Compares the parameters of the ranks, at the first step and then rarely, and warns about the first one that differs.
 # Touches torch, the log and the settings of the world; layouts.py sends what it compares.
-"""`Comparison` makes two small numbers of each parameter. They travel with the question of layouts.py.
+"""`Comparison` makes two small numbers of each parameter. layouts.py sends them with its question.
 
 The numbers are rounded: hosts with other processors compute other last bits, which is no mistake.
 """

@@ -16,7 +16,7 @@ from ..bindings.compression import NoneCompressor as NoneCompressor
 class FP16Compressor(Cast):
     """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
-    _travels = torch.float16
+    _wire_dtype = torch.float16
 
     @staticmethod
     def _is_floating(tensor: torch.Tensor) -> bool:
@@ -30,7 +30,7 @@ class FP16Compressor(Cast):
 class BF16Compressor(FP16Compressor):
     """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
-    _travels = torch.bfloat16
+    _wire_dtype = torch.bfloat16
 
 
 class Compression:

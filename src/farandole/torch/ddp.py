@@ -1,5 +1,5 @@
 # A communication hook for DistributedDataParallel: this package reduces the gradients, with any backend of DDP.
-# Touches torch, ops, groups, objects and runtime.
+# Touches torch; the rooms operations and world; the file ops.
 """`model.register_comm_hook(None, hvd.ddp_hook)`; with NCCL inside each host `register_comm_hook(hvd.Hosts(), ...)`."""
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Hosts:
         share = -(-buffer.numel() // self.size)
         row = torch.zeros(share * self.size, dtype=buffer.dtype, device=buffer.device)
         row[: buffer.numel()].copy_(buffer.view(-1))
-        mine = torch.empty(share, dtype=buffer.dtype, device=buffer.device)
-        dist.reduce_scatter_tensor(mine, row, group=self.group)
-        mine.div_(self.size)
-        allreduce_(mine, op=Average, process_set=self.process_set)
-        dist.all_gather_into_tensor(row, mine, group=self.group)
+        own_part = torch.empty(share, dtype=buffer.dtype, device=buffer.device)
+        dist.reduce_scatter_tensor(own_part, row, group=self.group)
+        own_part.div_(self.size)
+        allreduce_(own_part, op=Average, process_set=self.process_set)
+        dist.all_gather_into_tensor(row, own_part, group=self.group)
         buffer.view(-1).copy_(row[: buffer.numel()])
 
 

@@ -48,7 +48,7 @@ def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int,
             whole = values.contiguous()
             # A broadcast only copies bytes, so types that the engine does not know are sent as bytes.
             sent = whole if memory.supported(whole.dtype) else whole.reshape(-1).view(torch.uint8)
-            begun = begin_broadcast(sent, root_rank, name, process_set, True)
+            begun = begin_broadcast(sent, root_rank, name, process_set, in_place=True)
             for request in begun.requests:
                 request.device = -1  # state may be on the CPU on this rank and on a GPU on another
             under_way.append((begun.handle(), values, whole))

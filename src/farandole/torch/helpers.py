@@ -1,5 +1,5 @@
 # Helpers that scripts often need: this rank's device, learning rates, seeds, and a check that models are equal.
-# Touches torch, objects, reductions and runtime.
+# Touches torch; the rooms base, operations and world.
 """Small helpers for a training loop; none of them is required."""
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def rocm_built() -> bool:
 
 def device() -> torch.device:
     """Chooses this rank's device: a GPU by local rank, which becomes the current one, or the CPU if there is no GPU."""
-    place = local_rank()
+    device_index = local_rank()
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    chosen = torch.device("cuda", place % torch.cuda.device_count())
+    chosen = torch.device("cuda", device_index % torch.cuda.device_count())
     torch.cuda.set_device(chosen)
     return chosen
 

@@ -1,5 +1,5 @@
 # The exchange of layouts: which gradients the ranks want, which are sparse, and which may be packed together.
-# Touches torch, slots, ops, comparison and the NumPy layer below.
+# Touches torch; the rooms engine and operations; the files comparison, ops and slots.
 """A rank without a gradient must know whether to send something, and what. `Layouts` asks all ranks.
 
 Each parameter is in one of three states, the same one on all ranks:
@@ -85,16 +85,16 @@ class Layouts:
         if not self.open and not self._frozen and not compares:
             return
         asked = self.open
-        mine = digest(asked, self.terms.compression)
-        marks = [*mine, *(255 - byte for byte in mine)]
+        own_digest = digest(asked, self.terms.compression)
+        marks = [*own_digest, *(255 - byte for byte in own_digest)]
         # Sorted by name: ranks may have their parameters in different orders.
         ordered = sorted(asked, key=lambda slot: slot.name)
         layouts = [self._layout_of(slot) for slot in ordered]
         wanted = [slot.param.requires_grad for slot in ordered]
         unfrozen = any(slot.param.requires_grad for slot in self._frozen)
         compared = sorted(self._all, key=lambda slot: slot.name) if compares else []
-        said = self.comparison.question(compared) if compares else []
-        known = torch.tensor([unfrozen, self.comparison.off, *layouts, *wanted, *marks, *said], dtype=torch.uint8)
+        question = self.comparison.question(compared) if compares else []
+        known = torch.tensor([unfrozen, self.comparison.off, *layouts, *wanted, *marks, *question], dtype=torch.uint8)
         handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.terms.process_set)
 
         def agree() -> None:
@@ -103,8 +103,8 @@ class Layouts:
             [any_unfrozen, off, *answer] = known.tolist()
             self.comparison.off = bool(off)
             if compares:
-                self.comparison.answer(compared, answer[len(answer) - len(said) :], self._all)
-                del answer[len(answer) - len(said) :]
+                self.comparison.answer(compared, answer[len(answer) - len(question) :], self._all)
+                del answer[len(answer) - len(question) :]
             count = len(ordered)
             for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
                 slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)

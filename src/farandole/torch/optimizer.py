@@ -1,5 +1,5 @@
 # DistributedOptimizer: a torch optimizer whose gradients are those of all ranks.
-# Touches torch, buckets, adasum_optimizer, scaling, wrapping, compression and the NumPy layer below.
+# Touches torch; the rooms bindings.private, engine, operations and world; other files of this room.
 """Wraps any optimizer. The result's class has the name of the wrapped class and derives from it."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Only for classes of other libraries: DistributedOptimizer() converts the wrapped optimizer instead."""
         super_of(self, _DistributedOptimizer).__init__(params)
-        chosen, own = chosen_op(op, None), _params_of(self)
+        chosen, own_params = chosen_op(op, None), _params_of(self)
         _check_factor(gradient_predivide_factor, chosen)
         prepare_scalers()
         _check_set(process_set)
@@ -78,7 +78,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         terms = Terms(
             checked_compression(compression), chosen, process_set, passes, gradient_predivide_factor, sparse_as_dense
         )
-        _attach_gradients(self, Gradients(own, _names_of(self, named_parameters), _bundles_of(own, 0, groups), terms))
+        _attach_gradients(
+            self, Gradients(own_params, _names_of(self, named_parameters), _bundles_of(own_params, 0, groups), terms)
+        )
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
@@ -364,7 +366,9 @@ def DistributedOptimizer(
     _check_set(process_set)
     if shard_optimizer_state and process_set.included():
         if bundles or gradient_predivide_factor != 1.0:
-            raise ValueError("shard_optimizer_state=True goes with neither groups nor gradient_predivide_factor")
+            raise ValueError(
+                "shard_optimizer_state=True is not supported together with groups or gradient_predivide_factor"
+            )
         return shard(_DistributedOptimizer, optimizer, names, terms)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.size > 1:

@@ -1,5 +1,5 @@
 # Operations that a script repeats: what the first call checked and packed is kept.
-# Touches torch, memory, engine, pending and runtime.
+# Touches torch; the rooms engine, operations and world; the file memory.
 """For small tensors, preparing a call costs more than the operation. A known call only checks the tensor and runs."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Support for torch's GradScaler with a DistributedOptimizer: gradients are reduced before it reads them.
-# Touches two public methods of torch.amp.GradScaler and of its subclasses, ops and the NumPy layer below.
+# Touches two public methods of torch.amp.GradScaler and of its subclasses; operations, world and ops.
 """GradScaler does not tell an optimizer before it reads the gradients, so its own methods are changed.
 
 `unscale_` and `step` call `before_scaler()` of an optimizer that has it. This applies to GradScaler and its subclasses,

@@ -148,10 +148,10 @@ class ShardedSteps:
         for number, group in enumerate(groups):
             self.param_groups[number]["params"] = shares.shards(number)
             first = sum(len(each["params"]) for each in packed)
-            mine = [items for items, bucket in zip(states, shares.buckets, strict=True) if bucket.group == number]
-            state.update({first + at: items for at, items in enumerate(mine) if items})
+            own_states = [items for items, bucket in zip(states, shares.buckets, strict=True) if bucket.group == number]
+            state.update({first + at: items for at, items in enumerate(own_states) if items})
             rest = {key: value for key, value in group.items() if key != "param_names"}
-            packed.append({**rest, "params": list(range(first, first + len(mine)))})
+            packed.append({**rest, "params": list(range(first, first + len(own_states)))})
         base: Any = super()
         base.load_state_dict({**(more or {}), "state": state, "param_groups": packed})
 

@@ -1,5 +1,5 @@
 # ZeRO-1 for DistributedOptimizer: each rank keeps and updates its share of the optimizer's state.
-# Touches torch, ops, compression, optimizer's methods and the NumPy layer below.
+# Touches torch; the rooms bindings.private, operations and world; the files ops and slots.
 """Buckets of gradients are reduce-scattered during backward, each rank steps its share, and parameters are gathered."""
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Shares:
         self._finish(lambda bucket, row: None)
 
     def _finish(self, use: Callable[[Bucket, torch.Tensor], None]) -> None:
-        """Waits for what is pending, calls `use` with each result, and begins anew; raises the first error."""
+        """Waits for what is pending, calls `use` with each result, and starts again; raises the first error."""
         failure: Exception | None = None
         for bucket in self.buckets:
             handle, bucket.handle = bucket.handle, None

@@ -1,5 +1,5 @@
 # Batch normalisation over the batches of all ranks.
-# Touches torch, ops and runtime.
+# Touches torch; the rooms bindings.private, operations and world; the file ops.
 """`SyncBatchNorm` replaces `torch.nn.BatchNorm*d`, on CPU and CUDA."""
 
 from __future__ import annotations
@@ -107,8 +107,11 @@ class _Normalise(torch.autograd.Function):
         grad_bias = sums.to(weight.dtype) if ctx.needs_input_grad[2] else None
         grad_input = None
         if ctx.needs_input_grad[0]:
-            own = torch.cat([sums, products]).double()
-            means = begin_allreduce([own], None, Sum, (1.0, 1.0), process_set, False, True).result() / total
+            statistics = torch.cat([sums, products]).double()
+            means = (
+                begin_allreduce([statistics], None, Sum, (1.0, 1.0), process_set, grouped=False, in_place=True).result()
+                / total
+            )
             mean_grad, mean_product = means.to(mean.dtype).chunk(2)
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
             pull = _per_channel(mean_product * inverse * inverse, dims)
@@ -128,8 +131,8 @@ def _statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[float, t
     mean = values.mean(over) if count else values.new_zeros(channels)
     squares = (values - _per_channel(mean, values.dim())).square().sum(over)
     known = mean.new_tensor([count], dtype=torch.float64)
-    own = torch.cat([mean.double(), squares.double(), known]).unsqueeze(0)
-    everyones = begin_allgather([own], None, process_set, False).result()
+    statistics = torch.cat([mean.double(), squares.double(), known]).unsqueeze(0)
+    everyones = begin_allgather([statistics], None, process_set, grouped=False).result()
     means, squares, counts = everyones.split([channels, channels, 1], dim=1)
     total = float(counts.sum())
     if total < 2:

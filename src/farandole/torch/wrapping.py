@@ -1,5 +1,5 @@
 # Makes classes that derive from the user's optimizer class, and copies attributes between objects.
-# Touches groups, private and runtime.
+# Touches the rooms bindings.private and world.
 """The class of a distributed optimizer is made when it is needed; copies and pickles make it again."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Horovod's functions of one process: init, shutdown, rank, size, process sets, timelines, what was built.
-# Touches clusters, config, groups and runtime.
+# Touches the rooms base and clusters; the files groups and runtime.
 """What scripts call; `runtime` does the work."""
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def _check_comm(comm: Any, config: Config) -> None:
     if comm is None:
         return
     if hasattr(comm, "Get_rank"):
-        raise ValueError("init(comm=...) takes no MPI communicator; leave it out: under mpirun init() finds its place")
+        raise ValueError(
+            "init(comm=...) takes no MPI communicator; leave it out: under mpirun init() finds the ranks by itself"
+        )
     ranks = ProcessSet(comm).ranks or []
     if config.rank not in ranks:
         raise ValueError(f"init(comm={ranks}): rank {config.rank} is not in this list; all ranks of the job must be")

@@ -149,7 +149,7 @@ class GroupTable:
         return next((known for known in self._sets.values() if known.ranks == list(ranks)), None)
 
     def numbered(self, number: int) -> list[int]:
-        """The ranks of the set with this process_set_id; ValueError when there is none."""
+        """The ranks of the set with this process_set_id. Raises ValueError if there is none."""
         found = self._sets.get(number)
         if found is None or found.ranks is None:
             raise ValueError(f"there is no process set with process_set_id={number}")

@@ -1,5 +1,5 @@
 # How this process joins the other ranks: the session with its links, the engine on them, and the world around both.
-# Touches clusters, config, native, reference, rendezvous, membership and world.
+# Touches the rooms base, clusters, engine and rendezvous; the files membership and world.
 """`connect()` gives a `World` that has started; `wire_version()` is what all ranks must have in common."""
 
 from __future__ import annotations

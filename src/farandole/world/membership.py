@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..engine import bridge
     from ..rendezvous.messages import MembershipUpdate
 
-DRAIN_S = 30.0  # for saving when the launcher is gone; --drain-timeout may end it earlier
+DRAIN_S = 30.0  # for saving when the launcher has ended; --drain-timeout may end it earlier
 SAVING_OFFSET = 8  # in the rank's status page; launch/watch.py reads it
 LAUNCHER_GONE_OFFSET = 9  # in the agent's status page; launch/watch.py writes it
-LAUNCHER_GONE_S = 10.0  # for the agent to see that the launcher is gone, after a rank has seen it
+LAUNCHER_GONE_S = 10.0  # for the agent to see that the launcher has ended, after a rank has seen it
 
 
 class Notifications:
@@ -113,7 +113,7 @@ class Membership:
     def joined(self) -> None:
         """The generation has started for this rank."""
         self._saved = False
-        if self._asked_to_leave:  # somebody was lost before all had saved
+        if self._asked_to_leave:  # a rank was lost before all had saved
             self.notifications.drain(DRAIN_S)
 
     def how_to_leave(self) -> int:
@@ -125,12 +125,12 @@ class Membership:
     def check_may_join(self) -> None:
         """Raises Removed if there is no job for this process any more."""
         if self._launcher_gone():
-            raise errors.Removed("the launcher is gone")
+            raise errors.Removed("the launcher has ended")
         if self._asked_to_leave and self._saved:
             raise errors.Removed("it was asked to leave (SIGTERM)")
 
     def set_saving(self, saving: bool) -> None:
-        """Sets whether this rank must save before it leaves: when the launcher is gone, or at SIGTERM.
+        """Sets whether this rank must save before it leaves: when the launcher has ended, or at SIGTERM.
 
         SIGTERM then makes all ranks save at a step on which they agree, and this rank leaves.
         """
@@ -152,7 +152,7 @@ class Membership:
     def hub_lost(self, engine: Engine, reason: str) -> None:
         """The connection to the launcher of an elastic job has ended.
 
-        If the launcher is gone, ranks that must save do so at a step on which all agree. If it still runs, it has
+        If the launcher has ended, ranks that must save do so at a step on which all agree. If it still runs, it has
         closed the connection, as it does with a silent rank; then this rank joins again.
         """
         deadline = time.monotonic() + LAUNCHER_GONE_S

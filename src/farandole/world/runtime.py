@@ -101,7 +101,7 @@ class Runtime:
         hints.training.joined(functools.partial(self._world.engine.counter, "collectives"))
         if self._world.engine.rank == 0:  # one rank is enough
             warn_of_ignored()
-            tested.tell(tested.used())
+            tested.warn_about_newer(tested.used())
         return self._world
 
     def stop_waiting(self) -> None:

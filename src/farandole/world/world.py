@@ -99,12 +99,12 @@ class World:
             if engine.rank == 0:
                 _log.warning("the Python reference engine has nothing to tune")
             return
-        from .tuning import first, live, search  # imported only when tuning is on
+        from .tuning import at_init, live, search  # imported only when tuning is on
 
         hosts = self.session.hosts
         choices = search.choices(config, len(set(hosts)), given())
         if config.tune_at_init:
-            first.tune(engine, config, hosts, choices, cache_directory(config))
+            at_init.tune(engine, config, hosts, choices, cache_directory(config))
         if config.autotune and engine.rank == 0:
             self.tuner = live.Tuner(engine, config, choices)
 

@@ -1,4 +1,4 @@
-# What the battery needs to know about a framework, and how a case is written down.
+# The interface between the battery and a framework, and the table of cases.
 # Touches farandole's data types and NumPy.
 """Each framework derives from `Binding`; `@case` puts a function into the table."""
 
@@ -22,7 +22,7 @@ NUMBERS = INTEGERS + FLOATS
 
 
 class Binding:
-    """One framework. Values go in and come out as plain numbers; small whole ones are exact in every type."""
+    """One framework. The cases use small whole numbers, which are exact in every type."""
 
     hvd: Any  # the module with Horovod's names
     offers: frozenset[str] = frozenset()
@@ -33,7 +33,7 @@ class Binding:
         raise NotImplementedError
 
     def array(self, tensor: Any) -> Array:
-        """The tensor's values as numbers that NumPy knows."""
+        """The tensor's values as a NumPy array of a type that NumPy has."""
         raise NotImplementedError
 
     def dtype_of(self, tensor: Any) -> DType:
@@ -78,12 +78,12 @@ class TracedBinding(Binding):
 
 
 def numbers_of(tensor: Any) -> Array:
-    """What NumPy makes of a tensor; bfloat16 as float32."""
+    """The tensor as a NumPy array; bfloat16 as float32."""
     found = np.asarray(tensor)
     return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
 
 
-Body = Callable[[Any, int, int], None]  # of a binding, this rank and the number of ranks
+Body = Callable[[Any, int, int], None]  # arguments: the binding, this rank, the number of ranks
 
 
 @dataclass(frozen=True)

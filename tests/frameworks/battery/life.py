@@ -1,6 +1,6 @@
 # Cases: init and shutdown, process sets, objects, the basics.
 # Touches binding.py and NumPy.
-"""What stands around the operations."""
+"""What scripts use besides the operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from farandole.engine.interface import DType
 
 from .binding import ASYNC, BARRIER, Table, fails
-from .values import everyones, own
+from .values import everyones, rank_values
 
 LIFE = Table()
 case = LIFE.case
@@ -73,14 +73,14 @@ def process_sets_from_the_beginning(b: Any, rank: int, size: int) -> None:
     fails(ValueError, "", other_set.rank)
     members = own_set.ranks
     everything = everyones(size, 4)[members]
-    tensor = b.tensor(own(rank, 4))
+    tensor = b.tensor(rank_values(rank, 4))
     b.holds(b.hvd.allreduce(tensor, op=b.hvd.Sum, process_set=own_set), everything.sum(0))
     b.holds(b.hvd.allgather(tensor, process_set=own_set), everything.reshape(-1))
     b.holds(b.hvd.broadcast(tensor, members[-1], process_set=own_set), everything[-1])
     b.holds(b.hvd.grouped_allreduce([tensor], op=b.hvd.Sum, process_set=own_set)[0], everything.sum(0))
-    exchanged = b.hvd.alltoall(b.tensor(own(rank, len(members))), process_set=own_set)
-    b.holds(exchanged, [own(other, len(members))[own_set.rank()] for other in members])
-    scattered = b.hvd.reducescatter(b.tensor(own(rank, len(members))), op=b.hvd.Sum, process_set=own_set)
+    exchanged = b.hvd.alltoall(b.tensor(rank_values(rank, len(members))), process_set=own_set)
+    b.holds(exchanged, [rank_values(other, len(members))[own_set.rank()] for other in members])
+    scattered = b.hvd.reducescatter(b.tensor(rank_values(rank, len(members))), op=b.hvd.Sum, process_set=own_set)
     b.holds(scattered, everyones(size, len(members))[members].sum(0)[own_set.rank() : own_set.rank() + 1])
     assert b.hvd.broadcast_object(rank, members[0], process_set=own_set) == members[0]
     fails(ValueError, "", lambda: b.hvd.allreduce(tensor, process_set=other_set))
@@ -95,10 +95,12 @@ def process_sets_with_handles_and_objects(b: Any, rank: int, size: int) -> None:
         return
     everything = everyones(size, 2)[1:]
     for form in (b.hvd.allreduce_async, b.hvd.allreduce_async_) if ASYNC in b.offers else ():
-        b.holds(b.hvd.synchronize(form(b.tensor(own(rank, 2)), op=b.hvd.Sum, process_set=most)), everything.sum(0))
-    b.holds(b.hvd.grouped_allgather([b.tensor(own(rank, 2))], process_set=most)[0], everything.reshape(-1))
-    mean = b.hvd.allreduce(b.tensor(own(0, 2) * (size - 1) * (rank == 1)), process_set=most)
-    b.holds(mean, own(0, 2))  # of the members, not of the job
+        b.holds(
+            b.hvd.synchronize(form(b.tensor(rank_values(rank, 2)), op=b.hvd.Sum, process_set=most)), everything.sum(0)
+        )
+    b.holds(b.hvd.grouped_allgather([b.tensor(rank_values(rank, 2))], process_set=most)[0], everything.reshape(-1))
+    mean = b.hvd.allreduce(b.tensor(rank_values(0, 2) * (size - 1) * (rank == 1)), process_set=most)
+    b.holds(mean, rank_values(0, 2))  # of the members, not of the job
     assert b.hvd.allgather_object(rank, process_set=most) == list(range(1, size))
 
 

@@ -1,5 +1,5 @@
-# Cases: mistakes and disagreements give the contract's error, and the job goes on.
-# Touches binding.py, errors, NumPy and, for what no tensor can say on a CPU, the engine.
+# Cases: mistakes and mismatches give the contract's error, and the job continues.
+# Touches binding.py, errors, NumPy and, for requests that CPU tensors cannot make, the engine.
 """Each mistake is followed by an operation that must work; run.py adds another after the case."""
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
 
 
 @case()
-def one_rank_says_gpu(b: Any, rank: int, size: int) -> None:
-    """What a binding says when its tensor lies on a device; the memory is the host's here."""
+def one_rank_has_its_tensor_on_a_gpu(b: Any, rank: int, size: int) -> None:
+    """The request has a device number, as for a CUDA tensor, although its memory is the host's."""
     engine = runtime.world.engine
     for kind in (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER):
 
@@ -114,14 +114,14 @@ def groups_that_differ(b: Any, rank: int, size: int) -> None:
     fails(HorovodInternalError, "Mismatched", lambda: b.hvd.grouped_allgather([one, flat], name="g"))
     check_allreduce(b, size)
     for operation in (b.hvd.grouped_allreduce, b.hvd.grouped_allgather, b.hvd.grouped_reducescatter):
-        assert tuple(operation([])) == ()  # nothing to wait for, nobody to wait for
+        assert tuple(operation([])) == ()  # no operation and no rank to wait for
         fails((TypeError, ValueError), "", lambda: operation([one, None]))  # noqa: B023
     check_allreduce(b, size)
 
 
 @case(ASYNC)
 def a_rank_that_shuts_down(b: Any, rank: int, size: int) -> None:
-    """Who waits for it is told, by the contract's error; a new world works."""
+    """A rank that waits for it gets the contract's error; a new world works."""
     if rank == 0:
         b.hvd.shutdown()
     else:
@@ -183,7 +183,7 @@ def arguments_of_the_wrong_kind(b: Any, rank: int, size: int) -> None:
 
 
 @case()
-def splits_that_cannot_be(b: Any, rank: int, size: int) -> None:
+def invalid_splits(b: Any, rank: int, size: int) -> None:
     rows = b.tensor(np.ones(2 * size))
     even = [2] * size
     for splits in (even[1:], [*even, 0], [3, *even[1:]], [-1, *even[1:]], [[2]] * size):
@@ -201,7 +201,7 @@ def roots_outside_the_set(b: Any, rank: int, size: int) -> None:
 
 
 @case()
-def process_sets_nobody_registered(b: Any, rank: int, size: int) -> None:
+def process_sets_that_are_not_registered(b: Any, rank: int, size: int) -> None:
     unknown = b.hvd.ProcessSet([0, 1])
     for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
         fails(ValueError, "", lambda: operation(b.tensor([1.0, 2.0]), process_set=unknown))  # noqa: B023
@@ -220,7 +220,7 @@ def tensors_that_cannot_be_sent(b: Any, rank: int, size: int) -> None:
 
 
 @case(ASYNC)
-def a_name_twice_at_once(b: Any, rank: int, size: int) -> None:
+def a_name_that_is_already_pending(b: Any, rank: int, size: int) -> None:
     def begin() -> int:
         handle: int = b.hvd.allreduce_async(b.tensor([1.0]), name="twice", op=b.hvd.Sum)
         return handle
@@ -239,13 +239,13 @@ def a_name_twice_at_once(b: Any, rank: int, size: int) -> None:
 
 
 @case(ASYNC)
-def handles_nobody_knows(b: Any, rank: int, size: int) -> None:
+def unknown_handles(b: Any, rank: int, size: int) -> None:
     assert b.hvd.synchronize(12345) is None
     fails(ValueError, "", lambda: b.hvd.poll(12345))
 
 
 @case(ASYNC)
-def errors_behind_handles(b: Any, rank: int, size: int) -> None:
+def synchronize_raises_the_error_of_its_handle(b: Any, rank: int, size: int) -> None:
     good = b.hvd.allreduce_async(b.tensor([1.0]), name="good", op=b.hvd.Sum)
     bad = b.hvd.allreduce_async(b.tensor(np.ones(rank + 1)), name="bad")
     group = b.hvd.grouped_allreduce_async([b.tensor([1.0]), b.tensor(np.ones(rank + 1))], name="group")
@@ -256,7 +256,7 @@ def errors_behind_handles(b: Any, rank: int, size: int) -> None:
 
 
 @case(JOIN)
-def only_reductions_while_somebody_has_joined(b: Any, rank: int, size: int) -> None:
+def only_reductions_while_a_rank_has_joined(b: Any, rank: int, size: int) -> None:
     if rank != 0:
         for operation in (b.hvd.allgather, lambda t: b.hvd.broadcast(t, 1), b.hvd.alltoall, b.hvd.reducescatter):
             fails(HorovodInternalError, "", lambda: operation(b.tensor(np.ones(size))))  # noqa: B023

@@ -1,6 +1,6 @@
 # Runs the cases of a table, all in one process per rank: init, the case, a probe, shutdown, and the next.
 # Touches the cases and farandole's launcher.
-"""`run(binding, table)` is a rank's side, `results(...)` the test's: one job per number of ranks."""
+"""A rank calls `run(binding, table)`, the test `results(...)`: one job per number of ranks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def common() -> Table:
 
 
 def chosen(binding: Binding, table: Table) -> list[Case]:
-    """The cases of the table that the framework can have."""
+    """The cases of the table whose needs the framework offers."""
     return [case for case in table.values() if case.needs <= binding.offers]
 
 
 def run(binding: Binding, table: Table, patience: float = PATIENCE_S) -> None:
-    """All cases, on this rank; a line of JSON for each says what was wrong, or nothing."""
+    """Runs all cases on this rank. Prints a line of JSON for each case, with its error or an empty text."""
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     for case in chosen(binding, table):
         faulthandler.dump_traceback_later(patience, exit=True)
@@ -52,10 +52,10 @@ def run(binding: Binding, table: Table, patience: float = PATIENCE_S) -> None:
             case.body(binding, rank, size)
             binding.holds(binding.hvd.allreduce(binding.tensor([1.0]), name="probe", op=binding.hvd.Sum), [size])
         except ShutDown:
-            wrong = "another rank has given up"
+            wrong = "another rank has failed"
         except BaseException:
             wrong = traceback.format_exc()
-        # Who failed leaves, which frees those who wait for it.
+        # A rank whose case failed leaves, so that the other ranks do not wait for it.
         binding.hvd.shutdown()
         print(
             json.dumps({"case": case.name, "wrong": wrong, "seconds": round(time.monotonic() - began, 3)}), flush=True
@@ -64,9 +64,9 @@ def run(binding: Binding, table: Table, patience: float = PATIENCE_S) -> None:
 
 
 def run_forms(asked: Sequence[str], bindings: Mapping[str, Any], table: Callable[[str], Table], **more: Any) -> None:
-    """The cases of several forms one after the other, in one job: frameworks are long in coming.
+    """The cases of several forms one after the other, in one job, because the import of a framework takes long.
 
-    A form is the name of a binding, or `name/way`: the variable `variable` is set to the way, which init looks at.
+    A form is the name of a binding, or `name/way`: the variable named `variable` is set to `way`, and init reads it.
     """
     variable = more.pop("variable", "")
     for form in asked:
@@ -77,16 +77,16 @@ def run_forms(asked: Sequence[str], bindings: Mapping[str, Any], table: Callable
         run(bindings[name](), Table(cases), **more)
 
 
-def judge_all(found: dict[str, list[str]], size: int, forms: Sequence[str], least: int) -> None:
-    """Asserts that every form had at least so many cases, and that all were right on all ranks."""
+def check_all(found: dict[str, list[str]], size: int, forms: Sequence[str], least: int) -> None:
+    """Asserts that every form had at least `least` cases, and that all of them passed on all ranks."""
     for form in forms:
         assert len([name for name in found if name.startswith(f"{form}: ")]) >= least, (form, list(found))
     for name in found:
-        judge(found, name, size)
+        check_case(found, name, size)
 
 
 def results(program: Path, size: int, *arguments: str) -> dict[str, list[str]]:
-    """What was wrong with each case, by rank, after a job that runs `program` on every rank."""
+    """Runs a job with `program` on every rank. Returns for each case the errors by rank; without error, empty texts."""
     import jobs  # the harness of tests/ranks, which conftest.py puts on the path
 
     environment = {"PYTHONPATH": f"{jobs.SOURCE}:{program.parent}", "OMP_NUM_THREADS": "1"}
@@ -103,8 +103,8 @@ def results(program: Path, size: int, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
-def judge(found: dict[str, list[str]], name: str, size: int) -> None:
-    """Asserts that a case was run on all ranks and was right on all of them."""
-    said: list[Any] = found.get(name, [])
-    assert len(said) == size, f"run on {len(said)} of {size} ranks"
-    assert not any(said), "\n".join(f"rank {rank}: {wrong}" for rank, wrong in enumerate(said) if wrong)
+def check_case(found: dict[str, list[str]], name: str, size: int) -> None:
+    """Asserts that a case ran and passed on all ranks."""
+    errors: list[Any] = found.get(name, [])
+    assert len(errors) == size, f"run on {len(errors)} of {size} ranks"
+    assert not any(errors), "\n".join(f"rank {rank}: {wrong}" for rank, wrong in enumerate(errors) if wrong)

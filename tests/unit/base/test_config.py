@@ -58,7 +58,7 @@ def test_no_variable_is_declared_twice() -> None:
     assert len(variables) == len(set(variables))
 
 
-def test_ours_wins_over_the_alias_and_empty_counts_as_unset() -> None:
+def test_our_variable_wins_over_the_alias_and_empty_counts_as_unset() -> None:
     both = {"FARANDOLE_FUSION_THRESHOLD": "1", "HOROVOD_FUSION_THRESHOLD": "2"}
     assert Config.from_environment(both).fusion_threshold == 1
     assert Config.from_environment({**both, "FARANDOLE_FUSION_THRESHOLD": " "}).fusion_threshold == 2
@@ -91,7 +91,7 @@ def test_a_bad_value_is_refused_with_its_name(environ: dict[str, str], message: 
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     """What this process warns of, as if it had not warned of anything before."""
     monkeypatch.setattr(settings, "_warned", set())
     with warnings.catch_warnings(record=True) as seen:
@@ -99,20 +99,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
         yield lambda: [str(warning.message) for warning in seen]
 
 
-def test_an_unknown_variable_warns_once_with_a_suggestion(told: Callable[[], list[str]]) -> None:
+def test_an_unknown_variable_warns_once_with_a_suggestion(logged: Callable[[], list[str]]) -> None:
     def elsewhere() -> None:
         Config.from_environment({"FARANDOLE_FUSION_TRESHOLD": "1"})
 
     for _ in range(3):
         Config.from_environment({"FARANDOLE_FUSION_TRESHOLD": "1", "HOROVOD_WHATEVER": "1"})
     elsewhere()
-    assert told() == [
+    assert logged() == [
         "FARANDOLE_FUSION_TRESHOLD is no setting of Farandole and has no effect; "
         "did you mean FARANDOLE_FUSION_THRESHOLD?"
     ]
 
 
-def test_settings_without_effect_warn_once_with_the_reason(told: Callable[[], list[str]]) -> None:
+def test_settings_without_effect_warn_once_with_the_reason(logged: Callable[[], list[str]]) -> None:
     ignored = [setting for setting in SETTINGS.values() if setting.no_effect]
     assert len(ignored) == 15
     other: dict[str, Callable[[Any], str]] = {"bool": lambda value: str(int(not value)), "str": lambda _: "mpi"}
@@ -122,27 +122,27 @@ def test_settings_without_effect_warn_once_with_the_reason(told: Callable[[], li
         settings.warn_of_ignored(environ)
 
     Config.from_environment(environ)  # it is rank 0's to say, and nobody knows who that is yet
-    assert told() == []
+    assert logged() == []
     for _ in range(3):
         settings.warn_of_ignored(environ)
     elsewhere()
-    assert told() == [
+    assert logged() == [
         f"{setting.aliases[0]}={environ[setting.aliases[0]]} has no effect: {setting.no_effect}" for setting in ignored
     ]
 
 
-def test_a_setting_without_effect_warns_even_if_it_asks_for_the_default(told: Callable[[], list[str]]) -> None:
+def test_a_setting_without_effect_warns_even_if_it_asks_for_the_default(logged: Callable[[], list[str]]) -> None:
     settings.warn_of_ignored({"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_CONTROLLER": " "})
-    [text] = told()
+    [text] = logged()
     assert text.startswith("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect: ")
 
 
-def test_what_our_launchers_set_for_each_rank_is_no_wish_of_the_user(told: Callable[[], list[str]]) -> None:
+def test_what_our_launchers_set_for_each_rank_is_no_wish_of_the_user(logged: Callable[[], list[str]]) -> None:
     place = of_place(Place(0, 2, 0, 2, 0, 1, "here"), ("127.0.0.1", 1)) | {"FARANDOLE_RENDEZVOUS": "unix:/somewhere"}
     settings.warn_of_ignored(place)
-    assert told() == []
+    assert logged() == []
     settings.warn_of_ignored({**place, "FARANDOLE_CONTROLLER": "gloo"})  # which the launcher makes of a user's own
-    [text] = told()
+    [text] = logged()
     assert text.startswith("FARANDOLE_CONTROLLER=gloo has no effect: ")
 
 

@@ -72,14 +72,14 @@ HOROVODS_WORDS = {
 
 @pytest.mark.parametrize("code", HOROVODS_WORDS)
 def test_the_end_of_a_generation_begins_with_horovods_words(code: int) -> None:
-    said, expected = HOROVODS_WORDS[code]
-    assert str(errors.translate(code, said)) == expected == str(errors.translate(code, expected))
+    message, expected = HOROVODS_WORDS[code]
+    assert str(errors.translate(code, message)) == expected == str(errors.translate(code, expected))
 
 
 def test_errors_of_compiled_operations_have_the_texts_of_python() -> None:
     """Compiled operations of TensorFlow and JAX tell errors without Python."""
-    words = Path(farandole.__file__).with_name("bindings").joinpath("compiled", "farandole_words.h").read_text()
-    joined = re.sub(r'"\s+"', "", words)  # as C++ joins two literals
+    header = Path(farandole.__file__).with_name("bindings").joinpath("compiled", "farandole_words.h").read_text()
+    joined = re.sub(r'"\s+"', "", header)  # as C++ joins two literals
     assert f'kShutDown = "{errors.OVER}"' in joined
     assert f'"NotInitialized: {errors.NOT_INITIALIZED}"' in joined
 

@@ -37,18 +37,18 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_newer_minor_version_is_reported(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setitem(tested.TESTED, "torch", "2.15")
     text = f"torch {version} is newer than 2.15, the newest release that farandole was tested with"
-    assert tested.line("torch", version) == (text if newer else "")
+    assert tested.newer_warning("torch", version) == (text if newer else "")
 
 
 def test_the_oldest_releases_are_those_that_pip_is_told() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told: dict[str, set[tuple[int, int]]] = {}
+    recorded: dict[str, set[tuple[int, int]]] = {}
     for requirement in itertools.chain.from_iterable(extras.values()):
         found = re.match(r"([a-z_]+)(?:\[.*\])?[>=]=([\d.]+)", requirement)
         if found and found[1] in tested.OLDEST:
-            told.setdefault(found[1], set()).add(tested.series(found[2]))
-    told["pytorch_lightning"] = told["lightning"]
-    assert told == {name: {tested.series(version)} for name, version in tested.OLDEST.items()}
+            recorded.setdefault(found[1], set()).add(tested.series(found[2]))
+    recorded["pytorch_lightning"] = recorded["lightning"]
+    assert recorded == {name: {tested.series(version)} for name, version in tested.OLDEST.items()}
 
 
 @pytest.mark.parametrize("name", tested.TESTED)
@@ -58,4 +58,6 @@ def test_the_table_says_what_is_tested_here(name: str) -> None:
     except metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
     now = ".".join(map(str, tested.series(version)))
-    assert not tested.line(name, version), f'{name} {version} is tested here: write "{name}": "{now}" into tested.py'
+    assert not tested.newer_warning(name, version), (
+        f'{name} {version} is tested here: write "{name}": "{now}" into tested.py'
+    )

@@ -1,6 +1,6 @@
-# Detectors: an environment of every launcher, half of them, and two that contradict each other.
+# Detectors: complete, incomplete and contradicting environment variables of every launcher.
 # Pure: environments are dictionaries.
-"""clusters/{detection,mpi,schedulers,found}.py."""
+"""clusters/{detection,mpi,schedulers,cluster_rank}.py."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ CASES: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
 }
 
 
-def look(
+def detect_with(
     environ: dict[str, str], launcher: str = "auto", above: Sequence[Process] = tuple(ABOVE)
 ) -> ClusterRank | None:
     return detect(environ, launcher, "here", lambda: above)
@@ -142,13 +142,13 @@ def look(
 @pytest.mark.parametrize("name", CASES)
 def test_the_variables_of_each_cluster_are_understood(name: str) -> None:
     environ, expected = CASES[name]
-    found = look(environ)
+    found = detect_with(environ)
     assert found is not None
     seen = (found.launcher, found.rank, found.size, found.local_rank, found.local_size, found.hostname, found.one_host)
     assert seen == expected
-    forced = look(environ, found.launcher)
+    forced = detect_with(environ, found.launcher)
     assert forced == found
-    assert look(environ, "none") is None
+    assert detect_with(environ, "none") is None
 
 
 NOBODY: dict[str, dict[str, str]] = {
@@ -173,7 +173,7 @@ NOBODY: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("name", NOBODY)
 def test_a_world_of_one(name: str) -> None:
-    assert look(NOBODY[name]) is None
+    assert detect_with(NOBODY[name]) is None
 
 
 def test_mpirun_of_one_needs_no_key() -> None:
@@ -181,7 +181,7 @@ def test_mpirun_of_one_needs_no_key() -> None:
         f"OMPI_COMM_WORLD_{name}": text
         for name, text in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "0101", strict=True)
     }
-    found = look(one)
+    found = detect_with(one)
     assert found is not None and (found.rank, found.size) == (0, 1)
 
 
@@ -207,7 +207,7 @@ HALF = {
         ["LOCAL_RANK"],
         r"RANK and WORLD_SIZE are set, but no local rank; seen: RANK=1",
     ),
-    "PMIx alone": (PMIX_SLURM, list(SLURM), r"PMIx says no size.*PMIX_RANK=6"),
+    "PMIx alone": (PMIX_SLURM, list(SLURM), r"PMIx gives neither a size.*PMIX_RANK=6"),
     "a pod without a secret": (POD, ["FARANDOLE_SECRET_FILE"], r"FARANDOLE_SECRET_FILE \(a mounted secret\)"),
     "a pod without an index": (POD, ["JOB_COMPLETION_INDEX"], r"JOB_COMPLETION_INDEX is not set"),
 }
@@ -217,7 +217,7 @@ HALF = {
 def test_one_of_two_variables_is_an_error_that_names_the_one_that_was_found(name: str) -> None:
     whole, missing, text = HALF[name]
     with pytest.raises(ClusterError, match=text):
-        look({variable: value for variable, value in whole.items() if variable not in missing})
+        detect_with({variable: value for variable, value in whole.items() if variable not in missing})
 
 
 @pytest.mark.parametrize(
@@ -231,30 +231,30 @@ def test_one_of_two_variables_is_an_error_that_names_the_one_that_was_found(name
         (MPICH, "Open MPI says rank 1 of 4, MPICH says rank 1 of 2; seen: OMPI.*PMI_RANK=1.*FARANDOLE_LAUNCHER"),
     ],
 )
-def test_contradictions(change: dict[str, str], text: str) -> None:
+def test_contradicting_launchers_are_an_error(change: dict[str, str], text: str) -> None:
     with pytest.raises(ClusterError, match=text):
-        look({**OPEN_MPI, **change})
+        detect_with({**OPEN_MPI, **change})
 
 
 def test_rank_and_size_from_the_user_are_used_and_one_of_them_alone_is_refused() -> None:
-    assert look({**OPEN_MPI, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}) is None
+    assert detect_with({**OPEN_MPI, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}) is None
     with pytest.raises(ValueError, match="rank=1 must be smaller than size=1"):
         Config.from_environment({**OPEN_MPI, "HOROVOD_RANK": "1"})
     alone = {"HOROVOD_SIZE": "2"}
-    assert look({**OPEN_MPI, **alone}) is None
+    assert detect_with({**OPEN_MPI, **alone}) is None
     with pytest.raises(ValueError, match="FARANDOLE_RENDEZVOUS is not set"):
         join(Config.from_environment(alone))
 
 
 def test_naming_a_cluster_resolves_a_contradiction() -> None:
-    found = look({**OPEN_MPI, **MPICH}, "mpich")
+    found = detect_with({**OPEN_MPI, **MPICH}, "mpich")
     assert found is not None and found.size == 2
     with pytest.raises(ClusterError, match="FARANDOLE_LAUNCHER=slurm, but its variables are not set"):
-        look(MPICH, "slurm")
+        detect_with(MPICH, "slurm")
 
 
 def key(environ: dict[str, str], above: Sequence[Process] = tuple(ABOVE)) -> str:
-    found = look(environ, above=above)
+    found = detect_with(environ, above=above)
     assert found is not None
     return found.key
 
@@ -301,7 +301,7 @@ def test_mpich_is_detected_by_the_proxy_of_hydra() -> None:
     other = Process(4711, 998877, "hydra_pmi_proxy", ("--control-port", "node1:32964", "--pgid", "0", ""))
     assert key(over_hosts) != key(over_hosts, [other])
     with pytest.raises(ClusterError, match="no hydra_pmi_proxy among the processes above"):
-        look(MPICH, above=[])
+        detect_with(MPICH, above=[])
 
 
 def test_the_processes_above_are_found() -> None:

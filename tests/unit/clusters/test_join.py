@@ -1,4 +1,4 @@
-# The meeting without a launcher of ours: ranks as threads, real files and sockets, and everything that can be wrong.
+# Joining a job of another launcher: ranks as threads, real files and sockets, and every error.
 # Touches files, unix sockets and TCP on this host.
 """clusters/{join,stores,private,endpoint}.py, rendezvous/{rank_hub,reach}.py."""
 
@@ -80,10 +80,10 @@ def all_meet(environ: dict[str, str], ranks: Sequence[ClusterRank], **more: Any)
 
 
 def files(environ: dict[str, str]) -> list[str]:
-    return [str(path) for place in environ.values() for path in Path(place).rglob("*")]
+    return [str(path) for folder in environ.values() for path in Path(folder).rglob("*")]
 
 
-def test_ranks_of_one_host_meet_in_the_runtime_directory_again_and_again(home: dict[str, str]) -> None:
+def test_ranks_of_one_host_join_repeatedly_through_the_runtime_directory(home: dict[str, str]) -> None:
     for _ in range(3):
         with all_meet(home, [found(rank, 3) for rank in range(3)]) as sessions:
             assert files(home) == [], "neither the secret nor a socket is left once all are in"
@@ -91,7 +91,7 @@ def test_ranks_of_one_host_meet_in_the_runtime_directory_again_and_again(home: d
     assert files(home) == []
 
 
-def test_ranks_of_several_hosts_meet_at_home_and_learn_their_places(home: dict[str, str]) -> None:
+def test_ranks_of_several_hosts_join_through_the_home_directory(home: dict[str, str]) -> None:
     before = listening([os.getpid()])
     hosts = ["a", "a", "b"]
     with all_meet(home, [found(rank, hosts=hosts) for rank in range(3)], links="tcp") as sessions:
@@ -140,7 +140,7 @@ def test_directories_of_the_user(home: dict[str, str], tmp_path: Path) -> None:
         assert files(home) == [] and list(path.iterdir()) == []
 
 
-def test_ranks_of_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> None:
+def test_ranks_of_two_jobs_stay_separate(home: dict[str, str], tmp_path: Path) -> None:
     ours = [found(rank) for rank in range(2)]
     theirs = [found(rank, key="job 2") for rank in range(2)]
     with ThreadPoolExecutor(1) as pool:
@@ -156,8 +156,8 @@ def test_ranks_of_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> 
     assert given_secret(one, ours[0]) == given_secret(one, ours[1])
 
 
-def test_rank_0_alone_names_the_missing_ranks_and_leaves_no_files(home: dict[str, str]) -> None:
-    with pytest.raises(JoinFailed, match=r"1 of 3 ranks came to init within 0.3 s; missing: ranks 1, 2"):
+def test_a_lone_rank_0_names_the_missing_ranks_and_leaves_no_files(home: dict[str, str]) -> None:
+    with pytest.raises(JoinFailed, match=r"1 of 3 ranks called init within 0.3 s; missing: ranks 1, 2"):
         attend(home, found(0, 3), start_timeout=0.3)
     assert files(home) == []
     with pytest.raises(ClusterJoinError, match=r"no rank of another host has reached tcp:.*\.farandole"):
@@ -209,7 +209,7 @@ def test_files_of_a_killed_job_are_removed_and_links_are_never_followed(home: di
     for one in (same, other):
         left = endpoint(f"unix:{sockets_of_the_dead}/hub", dead(), one.key)
         directory.write(one.name, left.encode())
-    assert FileStore(directory, same).look() is None, "its owner is dead"
+    assert FileStore(directory, same).read() is None, "its owner is dead"
     with all_meet(home, [found(rank) for rank in range(2)]):
         assert files(home) == []
     assert not sockets_of_the_dead.exists()
@@ -256,9 +256,9 @@ def test_a_living_rank_0_with_the_same_key_is_an_error(home: dict[str, str]) -> 
 def test_a_directory_that_others_could_enter_is_refused(
     home: dict[str, str], spoil: Callable[[Path], object], text: str, rank: int
 ) -> None:
-    place = Path(at_home(home))
-    place.mkdir(mode=0o700)
-    spoil(place)
+    folder = Path(at_home(home))
+    folder.mkdir(mode=0o700)
+    spoil(folder)
     before = threading.active_count()
     with pytest.raises(ClusterError, match=text):
         attend(home, found(rank, hosts=["a", "b"]))
@@ -295,7 +295,9 @@ def test_a_file_that_others_could_have_written_is_refused(
 
 
 def test_a_home_that_cannot_be_written_is_explained(home: dict[str, str]) -> None:
-    with pytest.raises(ClusterError, match=r"the ranks cannot meet in /proc/nowhere/\.farandole: No such file"):
+    with pytest.raises(
+        ClusterError, match=r"the ranks cannot use the directory /proc/nowhere/\.farandole: No " r"such file"
+    ):
         attend({**home, "HOME": "/proc/nowhere"}, found(0, hosts=["a", "b"]))
 
 
@@ -338,10 +340,10 @@ def test_a_rank_with_a_wrong_secret_does_not_join(home: dict[str, str], tmp_path
     assert files(home) == []
 
 
-@pytest.mark.parametrize("place", ["tcp:nowhere", "dir:relative", "ftp:x:1", "tcp:h:99999"])
-def test_invalid_meeting_places_are_refused(home: dict[str, str], place: str) -> None:
+@pytest.mark.parametrize("folder", ["tcp:nowhere", "dir:relative", "ftp:x:1", "tcp:h:99999"])
+def test_invalid_values_of_meet_at_are_refused(home: dict[str, str], folder: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        attend(home, found(0), meet_at=place)
+        attend(home, found(0), meet_at=folder)
 
 
 def test_an_address_of_another_host(home: dict[str, str], tmp_path: Path) -> None:
@@ -371,7 +373,7 @@ def test_an_endpoint_survives_encoding_and_its_repr_hides_the_secret() -> None:
     one = endpoint("unix:/x", Owner.me())
     assert decode(one.encode()) == one and one.secret not in repr(one)
     raw = one.encode().replace(b'"proven"', b'"unknown"')
-    with pytest.raises(ValueError, match="other fields"):
+    with pytest.raises(ValueError, match="missing or additional fields"):
         decode(raw)
 
 

@@ -1,4 +1,4 @@
-# Ranks as threads of one process that take turns, for the tests of the mirror: anybody can die in any collective.
+# Ranks as threads of one process that take turns, for the tests of the mirror: any rank can die in any collective.
 # Touches farandole.elastic.mirror, whose collectives it replaces.
 """`Cast(seed).play(...)`: what runs next, who dies and when follows from the seed alone."""
 
@@ -58,16 +58,16 @@ class World:
         if self.revoked:
             raise HorovodInternalError("lost")
         actor.number += 1
-        mine = self.deposits.setdefault(actor.number, {})
-        mine[actor.rank] = value
-        while len(mine) < len(self.actors):
+        own_deposits = self.deposits.setdefault(actor.number, {})
+        own_deposits[actor.rank] = value
+        while len(own_deposits) < len(self.actors):
             actor.pause()
             if self.revoked:
                 raise HorovodInternalError("lost")
         actor.pause()
         if self.revoked:  # the others may have their results already
             raise HorovodInternalError("lost")
-        return [mine[rank] for rank in range(len(self.actors))]
+        return [own_deposits[rank] for rank in range(len(self.actors))]
 
 
 class Cast:
@@ -158,6 +158,6 @@ class Cast:
             if turns == 0:
                 world.revoked = True
             if any(one.error is not None for one in actors):
-                world.revoked = world.revoked or self.draw.random() < 0.2  # some hear of it later
+                world.revoked = world.revoked or self.draw.random() < 0.2  # some get the error later
         for thread in threads:
             thread.join()

@@ -53,7 +53,7 @@ def attempt(*failures: Exception) -> tuple[Noted, list[int]]:
     return state, seen
 
 
-def test_it_begins_with_equal_state() -> None:
+def test_the_loop_begins_with_equal_state() -> None:
     assert attempt()[0].done == ["sync"]
 
 
@@ -67,7 +67,7 @@ def test_an_update_goes_on() -> None:
     assert state.done == ["sync", "reset", "on_reset", "sync", "reset", "on_reset"] and seen == [0, 1, 2]
 
 
-def test_other_errors_are_the_scripts() -> None:
+def test_other_errors_are_raised_in_the_script() -> None:
     with pytest.raises(KeyError):
         attempt(KeyError("x"))
 
@@ -130,9 +130,9 @@ def test_run_meets_the_others_again(job: None) -> None:
     state.commit()
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("world_ended", [False, True])
 def test_a_closed_connection_does_not_mean_that_the_launcher_has_ended(
-    gone: bool, monkeypatch: pytest.MonkeyPatch
+    world_ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that would save something does so only when its agent says that there is no launcher any more."""
     monkeypatch.setattr(membership, "LAUNCHER_GONE_S", 0.3)
@@ -149,10 +149,12 @@ def test_a_closed_connection_does_not_mean_that_the_launcher_has_ended(
     one, engine = membership.Membership(), Revoked()
     one.opened(Config(agent_pulse_fd=word))
     one.set_saving(True)
-    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", membership.LAUNCHER_GONE_OFFSET) if gone else None)
+    late = threading.Timer(
+        0.1, lambda: os.pwrite(word, b"\1", membership.LAUNCHER_GONE_OFFSET) if world_ended else None
+    )
     late.start()
     one.hub_lost(engine, "closed")  # type: ignore[arg-type]
     late.join()
     os.close(word)
-    assert bool(engine.texts) is not gone
-    assert (one.notifications.pending()[2] is not None) is gone
+    assert bool(engine.texts) is not world_ended
+    assert (one.notifications.pending()[2] is not None) is world_ended

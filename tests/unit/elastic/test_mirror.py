@@ -66,12 +66,12 @@ class History:
         for one in members:
             error = one.actor.error
             assert error is None or isinstance(error, (Died, HorovodInternalError)), repr(error)
-        gone = [one for one in members if isinstance(one.actor.error, Died)]
-        self.lost += len(gone)
-        self.whole = not gone and (self.whole or len(self.recovered) == len(members) > 1)
+        dead = [one for one in members if isinstance(one.actor.error, Died)]
+        self.lost += len(dead)
+        self.whole = not dead and (self.whole or len(self.recovered) == len(members) > 1)
         if len(self.recovered) == len(members) == 1:
             self.whole = False  # one that is alone has nobody to keep its copies
-        self.members = sorted((one for one in members if one not in gone), key=lambda one: -one.commits)
+        self.members = sorted((one for one in members if one not in dead), key=lambda one: -one.commits)
         for one in self.members:
             one.mirror.restore()
         newcomers = min(draw.randrange(0, 3), 4 - len(self.members))

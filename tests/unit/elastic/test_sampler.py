@@ -1,4 +1,4 @@
-"""Every sample once per epoch, whoever comes and goes: orders, ElasticSampler and ElasticDataLoader, random histories.
+"""Every sample once per epoch, while ranks join and leave: orders, ElasticSampler, ElasticDataLoader, random histories.
 The ranks are objects of this process with a stand-in for their world; real ones are in tests/frameworks."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import Ledger, Verdict
+from ledger import Counts, Ledger
 
 pytest.importorskip("torch")
-from farandole.elastic.sampler import dealt, mixed_seed, order, shares
+from farandole.elastic.sampler import mixed_seed, order, share_of_rank, shares
 from farandole.torch.elastic import ElasticDataLoader, ElasticSampler
 from farandole.torch.elastic import loader as real_loader
 from farandole.torch.elastic import sampler as real_sampler
@@ -71,7 +71,7 @@ class Job:
     def as_rank(self, rank: int) -> None:
         self.world.rank, self.world.size = rank, self.size
 
-    def run(self, changes: list[Change]) -> Verdict:
+    def run(self, changes: list[Change]) -> Counts:
         self.ledger = Ledger(self.length, EPOCHS)
         self.meet()
         self.commit()
@@ -90,7 +90,7 @@ class Job:
             steps, since = steps + 1, since + 1
             if steps % self.interval == 0:
                 self.commit()
-        return self.ledger.verdict()
+        return self.ledger.count()
 
     def commit(self) -> None:
         self.committed = self.ledger.copy(), dict(self.at)
@@ -123,7 +123,7 @@ class WithLoader(Job):
         for rank, (one, batches) in enumerate(self.sources):
             self.as_rank(rank)
             if next(batches, None) is not None:
-                self.ledger.take(epoch, one.indices)
+                self.ledger.record(epoch, one.indices)
                 weights.append(one.weight)
             else:
                 self.sources[rank] = (one, iter(one))
@@ -153,7 +153,7 @@ class WithSampler(Job):
         for one, indices in self.sources:
             places = range(self.done, min(self.done + self.batch, len(indices)))
             counts.add(len(places))
-            self.ledger.take(
+            self.ledger.record(
                 self.at["epoch"],
                 [indices[index] for index in places if index not in one.padded],
                 [indices[index] for index in places if index in one.padded],
@@ -178,7 +178,7 @@ class WithSampler(Job):
 def test_row_25_the_loader_is_exact(
     world: Any, kind: Any, changes: list[Change], length: int, batch: int, interval: int
 ) -> None:
-    assert kind(world, length, batch, interval, 3).run(changes) == Verdict(0, 0, 0)
+    assert kind(world, length, batch, interval, 3).run(changes) == Counts(0, 0, 0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -223,7 +223,7 @@ def test_horovods_order_and_padding(world: Any) -> None:
     assert list(sampler) == [expected[8]] and sampler.padded == {0} and sampler.remaining_indices == expected[8:]
 
 
-def test_few_samples_leave_no_rank_waiting(world: Any) -> None:
+def test_with_few_samples_no_rank_waits_forever(world: Any) -> None:
     world.size = 5
     for rank in range(5):
         world.rank = rank
@@ -280,7 +280,7 @@ def test_epochs(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"drop_last": True}, "no sample is left out"),
         ({"sampler": [1]}, "its own order"),
@@ -288,15 +288,15 @@ def test_epochs(world: Any) -> None:
         ({"virtual_size": 6}, "power of two"),
     ],
 )
-def test_what_the_loader_refuses(world: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_the_loader_refuses(world: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ElasticDataLoader(range(5), **options)
 
 
 def test_shares_and_dealt_samples_cover_all_samples() -> None:
     for count in range(20):
         for size in range(1, 6):
-            assert [thing for rank in range(size) for thing in dealt(count, rank, size)] == list(range(count))
+            assert [thing for rank in range(size) for thing in share_of_rank(count, rank, size)] == list(range(count))
             step = shares(3, 3 + count, size, 2)
             assert sum(share.count for share in step) == min(2 * size, count)
             assert np.isclose(sum(share.weight for share in step), 1.0) or not step

@@ -95,8 +95,8 @@ def test_any_keyword_is_passed_to_the_script() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_methods_cannot_be_values(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: methods of ObjectState have these names; take others"):
+def test_names_of_methods_are_refused_as_values(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: methods of ObjectState have these names; use other names"):
         make(**{name: 0})
 
 
@@ -145,7 +145,7 @@ def test_two_updates_are_one_interrupt() -> None:
     state.commit()
 
 
-def test_a_reset_forgets_updates_and_calls_back() -> None:
+def test_a_reset_drops_updates_and_runs_callbacks() -> None:
     called = []
     state = make(step=0)
     state.register_reset_callbacks([lambda: called.append(1), lambda: called.append(2)])
@@ -206,7 +206,7 @@ def test_memory_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
 # --- sharded parts ---------------------------------------------------------------------------------------------------
 
 
-def test_sharded_parts_alone(job: None) -> None:
+def test_state_that_has_only_sharded_parts(job: None) -> None:
     state = make(moments=Sharded({0: [1.0], "x": [2.0]}), step=0)
     state.sync()
     state.moments[0].append(5.0)
@@ -249,9 +249,9 @@ def test_owners_are_assigned_in_the_order_of_keys() -> None:
 
 def test_the_loss_of_both_holders_of_a_shard_is_an_error() -> None:
     everything: list[Any] = [("m", 0), ("m", 1), ("m", 2)]
-    told: list[Any] = [{4: ([("m", 0)], [("m", 2)])}, {3: ([("m", 1)], [])}]
+    reports: list[Any] = [{4: ([("m", 0)], [("m", 2)])}, {3: ([("m", 1)], [])}]
     with pytest.raises(LostShards, match=r"m\[1\]"):
-        _sources(everything, 4, told)
-    told[0][4][1].append(("m", 1))
-    assert _sources(everything, 4, told) == {("m", 0): 0, ("m", 1): 0, ("m", 2): 0}
+        _sources(everything, 4, reports)
+    reports[0][4][1].append(("m", 1))
+    assert _sources(everything, 4, reports) == {("m", 0): 0, ("m", 1): 0, ("m", 2): 0}
     assert Holding({("m", 0): b"123"}, {("m", 1): b"4"}).bytes() == 4

@@ -1,4 +1,4 @@
-# The native engine's edges: a library that is missing or wrong, memory on loan, threads, signals, forks.
+# The native engine's edges: a missing or wrong library, results in the core's memory, threads, signals, forks.
 # Touches farandole.engine.library and native, the extension and the built library, in worlds of one.
 """library.py, native.py and core/python/."""
 
@@ -83,7 +83,7 @@ def test_requests_larger_than_the_arena(engine: NativeEngine) -> None:
         engine.wait(handle)
 
 
-def test_lent_memory_outlives_handle_and_engine() -> None:
+def test_memory_of_results_outlives_handle_and_engine() -> None:
     engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
     array = np.arange(COPIED_BYTES, dtype=np.int32)
@@ -234,7 +234,7 @@ def in_child(work: Callable[[], bool]) -> int:
 
 def test_a_child_is_refused_also_while_another_thread_waits(engine: NativeEngine) -> None:
     [handle] = engine.submit([Request(Kind.ALLGATHER, input=np.zeros(COPIED_BYTES, np.int64))])
-    loan = [engine.wait(handle).output]
+    borrowed = [engine.wait(handle).output]
     pending = receive(engine, np.zeros(1))
     waiter = threading.Thread(target=engine.wait, args=(pending,))
     waiter.start()
@@ -248,7 +248,7 @@ def test_a_child_is_refused_also_while_another_thread_waits(engine: NativeEngine
                 assert "belongs to the parent" in str(error)
             else:
                 return False
-        loan.clear()
+        borrowed.clear()
         engine.close()
         return True
 
@@ -256,7 +256,7 @@ def test_a_child_is_refused_also_while_another_thread_waits(engine: NativeEngine
     send(engine, np.ones(1))
     waiter.join(5.0)
     assert not waiter.is_alive()
-    assert loan[0].sum() == 0
+    assert borrowed[0].sum() == 0
 
 
 def test_counters_have_names(engine: NativeEngine) -> None:

@@ -1,4 +1,4 @@
-# What may come in between: a signal handler that uses the engine, a tensor whose memory is given away, a closed engine.
+# Interruptions: a signal handler that uses the engine, a tensor whose memory is released, a closed engine.
 # Touches the native engine in a world of one.
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str
 
 @pytest.mark.parametrize("way", ["nobody", "another", "stop"])
 def test_an_engine_is_freed_when_its_heartbeat_guard_ends(way: str) -> None:
-    mine = os.memfd_create("heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(mine, 4096)
-    fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    own_fd = os.memfd_create("heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(own_fd, 4096)
+    fcntl.fcntl(own_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     engine, other = NativeEngine(Config(), 0, [0]), NativeEngine(Config(), 0, [0])
     try:
-        heartbeat = start_heartbeat(mine, None, 1000)
+        heartbeat = start_heartbeat(own_fd, None, 1000)
         heartbeat.guard(engine, 1000)
         alive = weakref.ref(engine)
         engine.close()
@@ -85,20 +85,20 @@ def test_an_engine_is_freed_when_its_heartbeat_guard_ends(way: str) -> None:
         other.close()
         assert other.freed
     finally:
-        os.close(mine)
+        os.close(own_fd)
 
 
 def test_a_closed_engine_closes_the_links_it_is_given() -> None:
     engine = NativeEngine(Config(), 0, [0, 1])
     engine.close()
-    mine, theirs = socket.socketpair()
-    with theirs:
-        fd = mine.detach()
+    own_fd, agent_fd = socket.socketpair()
+    with agent_fd:
+        fd = own_fd.detach()
         with pytest.raises(ShutDown):
             engine.add_link(1, fd, 1)
         with pytest.raises(OSError):
             os.fstat(fd)
-        assert theirs.recv(1) == b""
+        assert agent_fd.recv(1) == b""
 
 
 def test_a_close_that_was_interrupted_is_finished_by_the_next_one(engine: NativeEngine) -> None:
@@ -119,13 +119,13 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next_one(engine: Native
 
 def test_a_signal_ends_the_wait_for_bytes_that_a_peer_does_not_read() -> None:
     engine = NativeEngine(Config(), 0, [0, 1])
-    mine, theirs = socket.socketpair()
-    mine.setblocking(False)
+    own_fd, agent_fd = socket.socketpair()
+    own_fd.setblocking(False)
     with pytest.raises(BlockingIOError):  # no byte more fits into it
         while True:
-            mine.send(bytes(4096))
-    engine.add_link(1, mine.detach(), 1)
-    with theirs:
+            own_fd.send(bytes(4096))
+    engine.add_link(1, own_fd.detach(), 1)
+    with agent_fd:
         engine.start(5.0)
         with interrupted(0.3):
             engine.leave(60.0)

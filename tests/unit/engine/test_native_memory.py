@@ -218,7 +218,7 @@ def test_missing_memory_is_a_memory_error() -> None:
         def __len__(self) -> int:
             return 1 << 60
 
-        def __getitem__(self, place: int) -> int:
+        def __getitem__(self, index: int) -> int:
             raise AssertionError("nothing is read before there is memory for all of it")
 
     with pytest.raises(MemoryError):

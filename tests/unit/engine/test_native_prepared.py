@@ -1,4 +1,4 @@
-# Prepared requests: which tensors they run on, what they keep alive, and what they leave to the ordinary way.
+# Prepared requests: which tensors they run on, what they keep alive, and when the ordinary request is used.
 # Touches the native engine in a world of one, and torch, whose tensors can be read without an export.
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_a_reference_cycle_through_it_is_collected(waiting: NativeEngine) -> Non
         prepared: Any = None
 
     owner = Owner()
-    gone = weakref.ref(owner)
+    reference = weakref.ref(owner)
     span = Span(8, (1,), owner, owner)
     owner.prepared = waiting.prepare(Request(Kind.ALLREDUCE, "x", span, None, DType.UINT8), torch.Tensor, spans)
     del span
     assert gc.is_tracked(owner.prepared)
     del owner
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_a_prepared_call_takes_two_arguments(engine: NativeEngine) -> None:

@@ -1,5 +1,5 @@
 # Tests of the specification: arithmetic to the bit, the coordinator as a table.
-# Touches specification.py alone: no threads, no sockets.
+# Touches only specification.py: no threads, no sockets.
 """The definitions of specification.py, checked by hand-worked cases."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_each_host_is_rounded_once_in_the_order_of_host_numbers() -> None:
         (np.uint8, [200, 100], 1.0, 1.0, 2, 22),  # wraps to 44, then divides
     ],
 )
-def test_integer_rules(
+def test_integers_wrap_truncate_and_saturate(
     dtype: type, values: list[int], prescale: float, postscale: float, divisor: int, expected: int
 ) -> None:
     sources: list[np.ndarray] = [np.array([value], dtype) for value in values]

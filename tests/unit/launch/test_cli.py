@@ -37,9 +37,9 @@ def until_there(path: Path) -> str:
     return f"while [ ! -e {shlex.quote(str(path))} ]; do sleep 0.05; done"  # sleep: between two looks
 
 
-def farandole(*words: str, **env: str) -> local.Job:
-    """The command in a process of its own."""
-    return local.start([sys.executable, "-m", "farandole", *words], 1, env=env)
+def farandole(*arguments: str, **env: str) -> local.Job:
+    """The command in a separate process."""
+    return local.start([sys.executable, "-m", "farandole", *arguments], 1, env=env)
 
 
 def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> None:
@@ -53,8 +53,8 @@ def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> 
 
 
 def test_run_raw_and_with_options_of_the_command() -> None:
-    words = ("run", "-np", "1", "--raw", "--start-timeout", "7", "--fusion-threshold-mb", "2")
-    with farandole(*words, "sh", "-c", "echo $FARANDOLE_START_TIMEOUT $HOROVOD_FUSION_THRESHOLD $0", "--np") as job:
+    arguments = ("run", "-np", "1", "--raw", "--start-timeout", "7", "--fusion-threshold-mb", "2")
+    with farandole(*arguments, "sh", "-c", "echo $FARANDOLE_START_TIMEOUT $HOROVOD_FUSION_THRESHOLD $0", "--np") as job:
         assert job.wait(60) == 0 and job.stdout(0) == f"7 {2 << 20} --np\n"
 
 
@@ -91,21 +91,23 @@ def test_ranks_that_do_not_end_in_their_grace_are_killed() -> None:
 
 def test_a_terminal_has_colours_and_a_status_line_that_goes_away(tmp_path: Path) -> None:
     script = f"echo one; {until_there(tmp_path / 'go')}; echo two"
-    words = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", script]
+    arguments = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", script]
     child, terminal = pty.fork()
     if child == 0:
         os.environ["TERM"] = "xterm"
         os.environ.pop("NO_COLOR", None)
-        os.execv(words[0], words)
-    said = b""
+        os.execv(arguments[0], arguments)
+    printed = b""
     with os.fdopen(terminal, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # EIO at the end
         while part := screen.read(4096):
-            said += part
-            if b"2 of 2 ranks run" in said:
+            printed += part
+            if b"2 of 2 ranks run" in printed:
                 (tmp_path / "go").touch()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
-    assert b"\x1b[36m[0]<stdout>:\x1b[0mone\r\n" in said and b"\x1b[33m[1]<stdout>:\x1b[0mtwo\r\n" in said, said
-    assert said.endswith(b"\r\x1b[K"), said
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, printed
+    assert b"\x1b[36m[0]<stdout>:\x1b[0mone\r\n" in printed and b"\x1b[33m[1]<stdout>:\x1b[0mtwo\r\n" in printed, (
+        printed
+    )
+    assert printed.endswith(b"\r\x1b[K"), printed
 
 
 def test_an_agent_that_is_asked_to_end_ends_the_job() -> None:
@@ -226,15 +228,15 @@ def test_no_ssh_on_this_host() -> None:
         assert job.wait(60) == 127 and "cannot start ssh: No such file" in job.stderr(0)
 
 
-def test_verbose_tells_processes() -> None:
+def test_verbose_prints_the_processes() -> None:
     with farandole("run", "-np", "1", "--verbose", "sh", "-c", "echo $$") as job:
         assert job.wait(60) == 0
         assert f"rank 0 is process {job.stdout(0).partition(':')[2].strip()} on localhost" in job.stderr(0)
 
 
 def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
-    words = ("run", "-np", "2", "--output-filename", str(tmp_path / "out"), "--log-dir", str(tmp_path / "log"))
-    with farandole(*words, "--timestamps", "sh", "-c", "echo $RANK $FARANDOLE_TIMELINE; echo e >&2") as job:
+    arguments = ("run", "-np", "2", "--output-filename", str(tmp_path / "out"), "--log-dir", str(tmp_path / "log"))
+    with farandole(*arguments, "--timestamps", "sh", "-c", "echo $RANK $FARANDOLE_TIMELINE; echo e >&2") as job:
         assert job.wait(60) == 0
         assert ":" in job.stdout(0).partition("[")[0], "a time in front"
     [run] = (tmp_path / "log").iterdir()
@@ -245,7 +247,7 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         ([], 2, "usage"),
         (["--help"], 0, "usage"),
@@ -290,8 +292,10 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["run", "-np", "2", "--start-timeout", "inf", "true"], 2, "--start-timeout=inf: expected"),
     ],
 )
-def test_errors_of_malformed_lines(words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]) -> None:
-    result = cli.main(words)
+def test_errors_of_malformed_lines(
+    arguments: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = cli.main(arguments)
     out, err = capfd.readouterr()
     assert result == code and text in out + err, out + err
 

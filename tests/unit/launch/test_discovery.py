@@ -1,4 +1,4 @@
-# Where the hosts of an elastic job come from: a list, a file, a script; what is said when they are wrong.
+# Where the hosts of an elastic job come from: a list, a file, a script; the errors for wrong ones.
 # Touches files and short programs.
 """Lines that are no hosts never reach ssh: the corpus of hostile names is in test_hosts.py."""
 
@@ -30,7 +30,7 @@ def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("echo oops >&2; exit 3", "exit code 3: oops"),
         ("exit 1", "exit code 1: it said nothing"),
@@ -39,8 +39,8 @@ def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
         ("kill -9 $$", "exit code 137"),
     ],
 )
-def test_a_script_that_fails_says_why(tmp_path: Path, body: str, said: str) -> None:
-    with pytest.raises(DiscoveryError, match=said):
+def test_a_script_that_fails_says_why(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(DiscoveryError, match=message):
         Script(script(tmp_path, body)).find()
 
 
@@ -90,6 +90,6 @@ def test_a_hostfile_may_be_edited(tmp_path: Path) -> None:
         hosts.find()
 
 
-def test_fixed_and_parsed() -> None:
+def test_fixed_hosts_and_the_lines_of_a_file() -> None:
     assert Fixed([Host("a", 1)]).find() == [Host("a", 1)] and Fixed([]).fixed
     assert parse("a:2\n[::1]:3\n", "x", 9) == [Host("a", 2), Host("::1", 3)]

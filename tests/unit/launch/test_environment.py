@@ -1,5 +1,5 @@
 # Which variables ranks get, here and on other hosts.
-# Touches farandole.launch alone.
+# Touches only farandole.launch.
 from __future__ import annotations
 
 from farandole.base.config import Config
@@ -21,7 +21,7 @@ MINE = {
 }
 
 
-def test_what_ranks_get() -> None:
+def test_environment_variables_of_a_rank() -> None:
     common = {"PATH": "/bin", "WANDB_API_KEY": "k", "HOROVOD_CYCLE_TIME": "2"}
     assert forwarded(MINE, other_host=True) == common
     here = {name: MINE[name] for name in ("HOME", "SSH_AUTH_SOCK", "CUDA_VISIBLE_DEVICES")}
@@ -33,7 +33,7 @@ def test_an_agent_adds_the_variables_of_its_host() -> None:
     assert of_this_host(own) == {b"HOME": b"/home/there", b"TMPDIR": b"/scratch"}
 
 
-def test_a_rank_reads_its_place_back() -> None:
+def test_a_rank_reads_its_numbers_from_the_environment() -> None:
     found = of_place(places(["a", "a", "b"])[2], ("10.0.0.1", 1234))
     config = Config.from_environment(found)
     assert (config.rank, config.size, config.local_rank, config.cross_rank, config.hostname) == (2, 3, 0, 1, "b")

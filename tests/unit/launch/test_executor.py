@@ -66,7 +66,7 @@ def fail_with(kind: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    ("kind", "cause", "said"),
+    ("kind", "cause", "message"),
     [
         ("value", ValueError, "ValueError: of the rank"),
         ("key", KeyError, "KeyError: 'of the rank'"),
@@ -75,13 +75,13 @@ def fail_with(kind: str) -> None:
         ("kill", RankFailed, "killed by SIGKILL"),
     ],
 )
-def test_run_fails_as_horovods_does(size: int, kind: str, cause: type[BaseException], said: str) -> None:
+def test_run_fails_as_horovods_does(size: int, kind: str, cause: type[BaseException], message: str) -> None:
     with pytest.raises(
         RuntimeError, match="Horovod detected that one or more processes exited with non-zero"
     ) as caught:
         farandole.run(fail_with, (kind,), num_proc=size, verbose=False)
     error = caught.value
-    assert isinstance(error, RankFailed) and error.rank == size - 1 and said in str(error)
+    assert isinstance(error, RankFailed) and error.rank == size - 1 and message in str(error)
     assert type(error.__cause__) is cause
     if kind not in ("kill", "exit"):
         assert "in fail_with" in str(error.__cause__.__cause__)
@@ -199,7 +199,7 @@ def test_before_start_and_after_shutdown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"np": 0}, "at least one"),
         ({"hosts": "a:1", "hostfile": "f"}, "exclude"),
@@ -212,8 +212,8 @@ def test_before_start_and_after_shutdown() -> None:
         ({"start_timeout": float("nan")}, "start_timeout=nan"),
     ],
 )
-def test_bad_arguments(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         farandole.run(count, **more)
 
 
@@ -271,7 +271,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
@@ -289,7 +289,7 @@ def test_a_rank_that_does_not_read_does_not_block_the_others() -> None:
         stuck = executor.submit(len, 1, bytes(size))
         assert executor.submit(count, 0).result(10) == 1
         began = time.monotonic()
-    assert gone(pid)
+    assert has_ended(pid)
     in_time(time.monotonic() - began, 5.0, "the end of an executor with a stopped rank")
     with pytest.raises(RankFailed, match="shut down"):
         stuck.result(0)
@@ -302,7 +302,7 @@ def test_a_launcher_that_is_killed_while_a_rank_does_not_read_leaves_nothing(tmp
         pids += [parent(pids[0]), parent(parent(pids[0]))]
         assert pids[3] != process.pid == parent(pids[3]), "agent and guard"
         process.kill()
-        until(lambda: all(gone(pid) for pid in pids), timeout=5.0)
+        until(lambda: all(has_ended(pid) for pid in pids), timeout=5.0)
 
 
 def test_large_arguments_reach_a_worker_that_starts_slowly(tmp_path: Path) -> None:
@@ -395,12 +395,12 @@ while True:
 
 def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
     size = 24  # times a piece is more than an agent may have on its way
-    heard: list[int] = []
+    received: list[int] = []
 
     def on_call(piece: agent_messages.Call) -> None:
-        if not heard:
+        if not received:
             time.sleep(1.0)  # sleep: long enough for an agent to take all of it, if it did
-        heard.append(piece.rank)
+        received.append(piece.rank)
 
     plan = Plan(
         command=[sys.executable, "-c", PIECE, str(tmp_path)],
@@ -414,5 +414,5 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
     with Job(plan, output.MemorySink(size), on_call=on_call) as job:
         until(lambda: len(list(tmp_path.iterdir())) == size, timeout=30.0)
         (tmp_path / "go").touch()
-        until(lambda: len(heard) == size or job.failure is not None, timeout=30.0)
-        assert sorted(heard) == list(range(size)), job.reason
+        until(lambda: len(received) == size or job.failure is not None, timeout=30.0)
+        assert sorted(received) == list(range(size)), job.reason

@@ -29,7 +29,7 @@ def test_open_mpi() -> None:
     assert "plm_rsh_num_concurrent" in many
 
 
-def test_mpich_and_unknown_ones() -> None:
+def test_mpich_and_unknown_versions_of_mpirun() -> None:
     words = foreign.mpirun("mpich", 2, [Host("a", 2)], ["x"], ENVIRON, binding="-bind-to core")
     assert words == [
         "mpirun",

@@ -1,5 +1,5 @@
 # Hosts and slots from texts, right ones and wrong ones; the place of each rank.
-# Touches farandole.launch alone.
+# Touches only farandole.launch.
 from __future__ import annotations
 
 import pytest
@@ -19,7 +19,7 @@ from farandole.launch.hosts import Host
         ("a:1,b:1,a:2", [("a", 3), ("b", 1)]),
     ],
 )
-def test_hosts_of_the_command_line(text: str, found: list[tuple[str, int]]) -> None:
+def test_hosts_given_on_the_command_line(text: str, found: list[tuple[str, int]]) -> None:
     assert hosts.parse(text) == [Host(*one) for one in found]
 
 
@@ -52,7 +52,7 @@ def test_hostfiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a slots=4\nb slots=x\n", "f, line 2: 'x' is not a number"),
         ("a slots=0", "f, line 1"),
@@ -61,10 +61,10 @@ def test_hostfiles() -> None:
         ("# nothing\n", "f names no host"),
     ],
 )
-def test_bad_hostfiles_are_refused_with_the_line(text: str, said: str) -> None:
+def test_bad_hostfiles_are_refused_with_the_line(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         hosts.read(text, "f")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_million_lines_are_refused() -> None:

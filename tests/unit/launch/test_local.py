@@ -88,7 +88,7 @@ def test_ranks_that_ignore_the_request_are_killed() -> None:
         assert job.codes == [137, 137]
 
 
-def test_others_go_on_when_asked_to() -> None:
+def test_the_other_ranks_continue_if_the_option_is_set() -> None:
     with local.start(python("sys.exit(5) if rank == 0 else print('done')"), 2, stop_on_failure=False) as job:
         assert job.wait(60) == 5 and job.stdout(1) == "done\n" and job.codes == [5, 0]
 
@@ -156,13 +156,13 @@ def test_long_command_lines() -> None:
 
 
 def test_bad_arguments() -> None:
-    for arguments, words in (
+    for arguments, message in (
         ({"command": ["true"], "np": 0}, "at least one"),
         ({"command": [], "np": 1}, "no command"),
         ({"command": ["true"], "np": 2, "hosts": ["a"]}, "1 names for 2 ranks"),
         ({"command": ["true"], "np": 1, "output": "loud"}, "loud"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             local.start(**arguments)  # type: ignore[arg-type]
 
 
@@ -173,8 +173,8 @@ OTHER = "glibc.rtld.nns=5"
 
 def _who_asks_gets_huge_pages() -> bool:
     """And nobody else; of 2 MiB, so that the blocks below hold some."""
-    said = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return said.exists() and "[madvise]" in said.read_text() and os.sysconf("SC_PAGE_SIZE") == 4096
+    content = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return content.exists() and "[madvise]" in content.read_text() and os.sysconf("SC_PAGE_SIZE") == 4096
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,12 @@ def test_threads_are_divided_among_ranks(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str | None
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    said: list[str] = []
+    content: list[str] = []
     command = python("print(os.environ['OMP_NUM_THREADS'], end='')")
-    with local.start(command, 2, env=before, say=said.append) as job:
+    with local.start(command, 2, env=before, say=content.append) as job:
         assert job.wait(60) == 0
         assert job.stdout(1) == (expected or str(max(1, len(os.sched_getaffinity(0)) // 2)))
-    assert len(said) == (expected is None)
+    assert len(content) == (expected is None)
 
 
 def test_ranks_die_with_their_launcher() -> None:
@@ -239,14 +239,14 @@ def test_ranks_die_with_their_launcher() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        *words, directory = launcher.stdout.readline().split()
-        pids = [int(word) for word in words]
+        *message, directory = launcher.stdout.readline().split()
+        pids = [int(word) for word in message]
         assert all(alive(pid) for pid in pids) and os.path.exists(directory)
         launcher.kill()
         until(lambda: not any(alive(pid) for pid in pids) and not os.path.exists(directory), timeout=2.0)
 
 
-def test_marked_lines(tmp_path: Path) -> None:
+def test_output_lines_begin_with_rank_and_stream(tmp_path: Path) -> None:
     with open(tmp_path / "out", "w+b") as target:
         marked = PrefixedLines(4, (target, target))
         for part in (b"a", b"b\nc\n\nd", b"", b"x" * (LONGEST_LINE + 1), b"", b""):

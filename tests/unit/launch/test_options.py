@@ -38,23 +38,23 @@ logging: {level: INFO, with_timestamp: false}
 """
 
 
-@pytest.mark.parametrize("words", CONTRACT.strip().replace("\n", "|").split("|"))
-def test_every_flag_of_the_contract_is_known(words: str) -> None:
-    found = parse([*words.split(), "python", "x.py"], {})
+@pytest.mark.parametrize("flags", CONTRACT.strip().replace("\n", "|").split("|"))
+def test_every_flag_of_the_contract_is_known(flags: str) -> None:
+    found = parse([*flags.split(), "python", "x.py"], {})
     assert found.command == ["python", "x.py"]
     assert found.values or found.variables()
 
 
 def test_values_of_flags_reach_the_ranks_in_units_of_the_variable() -> None:
-    words = ["--fusion-threshold-mb", "4", "--no-stall-check", "--log-with-timestamp", "--cycle-time-ms=2.5", "x"]
-    variables = parse(words, {}).variables()
+    flags = ["--fusion-threshold-mb", "4", "--no-stall-check", "--log-with-timestamp", "--cycle-time-ms=2.5", "x"]
+    variables = parse(flags, {}).variables()
     config = Config.from_environment(variables)
     assert config.fusion_threshold == 4 << 20 and config.stall_check_disable and config.cycle_time == 2.5
     assert variables["HOROVOD_FUSION_THRESHOLD"] == variables["FARANDOLE_FUSION_THRESHOLD"] == str(4 << 20)
     assert parse(["--stall-check", "x"], {}).settings["stall_check_disable"].value is False
 
 
-def test_the_contracts_file(tmp_path: Path) -> None:
+def test_a_parameter_file_of_the_contract(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(FILE)
     found = parse(["--config-file", str(file), "x"], {})
@@ -68,7 +68,7 @@ def test_the_contracts_file(tmp_path: Path) -> None:
     assert all(found.settings[name].source == f"file {file}" for name in ("fusion_threshold", "log_level"))
 
 
-def test_a_flag_wins_over_the_file_and_that_over_variables(tmp_path: Path) -> None:
+def test_a_flag_wins_over_the_file_and_the_file_over_variables(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("params: {cache_capacity: 7, cycle_time_ms: 3}")
     environ = {"HOROVOD_CACHE_CAPACITY": "1", "HOROVOD_CYCLE_TIME": "1", "FARANDOLE_SPIN_US": "9"}
@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file_and_that_over_variables(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("params: {fusion_threshold_mb: -1}", "params.fusion_threshold_mb"),
         ("params: {fusion_treshold_mb: 1}", "did you mean fusion_threshold_mb?"),
@@ -95,16 +95,16 @@ def test_a_flag_wins_over_the_file_and_that_over_variables(tmp_path: Path) -> No
         ("a: !!python/object/apply:os.system [x]", "is no YAML"),
     ],
 )
-def test_errors_of_wrong_files(text: str, said: str, tmp_path: Path) -> None:
+def test_errors_of_wrong_files(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     with pytest.raises(Usage) as caught:
         parse(["--config-file", str(file), "x"], {})
-    assert said in str(caught.value) and str(file) in str(caught.value)
+    assert message in str(caught.value) and str(file) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("flags", "message"),
     [
         (["--fusion-threshold-mb", "much"], "--fusion-threshold-mb much: expected a number"),
         (["--fusion-threshold-mb=-1"], "--fusion-threshold-mb"),
@@ -115,10 +115,10 @@ def test_errors_of_wrong_files(text: str, said: str, tmp_path: Path) -> None:
         (["--grace", "x"], "expected a number"),
     ],
 )
-def test_errors_of_wrong_flags(words: list[str], said: str) -> None:
+def test_errors_of_wrong_flags(flags: list[str], message: str) -> None:
     with pytest.raises(Usage) as caught:
-        parse(words, {})
-    assert said in str(caught.value)
+        parse(flags, {})
+    assert message in str(caught.value)
 
 
 def test_a_wrong_variable_is_an_error_before_anything_starts() -> None:
@@ -127,11 +127,11 @@ def test_a_wrong_variable_is_an_error_before_anything_starts() -> None:
 
 
 def test_no_word_means_two_things() -> None:
-    words = [word for flag in options.FLAGS for word in flag.words]
+    flags = [word for flag in options.FLAGS for word in flag.words]
     for setting in SETTINGS.values():
         if setting.scope == "job":
-            words += [*setting.flags, *(setting.off_flags if setting.base == "bool" else ())]
-    assert len(words) == len(set(words))
+            flags += [*setting.flags, *(setting.off_flags if setting.base == "bool" else ())]
+    assert len(flags) == len(set(flags))
 
 
 def test_double_dash_and_options_of_the_command() -> None:
@@ -162,7 +162,7 @@ def test_spellings_of_other_launchers(word: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("flags", "meant"),
     [
         (["runn", "-np", "2", "a"], "did you mean `run`?"),
         (["launch", "a"], "did you mean `farandole run -np N COMMAND...`?"),
@@ -170,10 +170,10 @@ def test_spellings_of_other_launchers(word: str, meant: str) -> None:
         (["train.py"], "did you mean `farandole run -np N python train.py`?"),
     ],
 )
-def test_commands_that_do_not_exist(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert f"unknown command {words[0]!r}; {meant}" in said
+def test_commands_that_do_not_exist(flags: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(flags) == 2
+    message = capsys.readouterr().err
+    assert f"unknown command {flags[0]!r}; {meant}" in message
 
 
 def test_ranks_without_a_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
-# From host names to places.
-# Touches slots.py alone.
+# Host names and slots become the ranks and local ranks of processes.
+# Touches only slots.py.
 from __future__ import annotations
 
 import pytest
@@ -18,11 +18,11 @@ from farandole.launch.slots import places
         ("abbb", [(0, 1, 0, 2), (0, 3, 1, 2), (1, 3, 0, 1), (2, 3, 0, 1)]),
     ],
 )
-def test_places(hosts: str, expected: list[tuple[int, int, int, int]]) -> None:
+def test_ranks_of_hosts_and_slots(hosts: str, expected: list[tuple[int, int, int, int]]) -> None:
     found = places(hosts)
     assert [(p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == expected
-    for rank, place in enumerate(found):
-        config = Config.from_environment(place.environment())
+    for rank, numbers in enumerate(found):
+        config = Config.from_environment(numbers.environment())
         assert (config.rank, config.size, config.hostname) == (rank, len(hosts), hosts[rank])
         assert (config.local_rank, config.local_size, config.cross_rank, config.cross_size) == expected[rank]
-        assert place.environment()["HOROVOD_RANK"] == place.environment()["FARANDOLE_RANK"] == str(rank)
+        assert numbers.environment()["HOROVOD_RANK"] == numbers.environment()["FARANDOLE_RANK"] == str(rank)

@@ -1,4 +1,4 @@
-# An agent's watch: whose word stands still, for how long, and what is a reason.
+# The agent's watch over heartbeats: which process is silent, for how long, and for what reasons it is reported.
 # Touches memory files and processes of its own; time is an argument.
 """`Watcher.look(now)` with a clock of the test."""
 

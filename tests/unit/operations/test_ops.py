@@ -92,7 +92,7 @@ class TestResults:
         farandole.shutdown()
         np.testing.assert_array_equal(part, array[5:])
 
-    def test_bfloat16_travels_as_uint16(self) -> None:
+    def test_bfloat16_is_sent_as_uint16(self) -> None:
         one_and_two = np.array([0x3F80, 0x4000], dtype=np.uint16)
         result = farandole.allreduce(one_and_two, op=farandole.Sum, prescale_factor=2.0, dtype=DType.BFLOAT16)
         assert result.tolist() == [0x4000, 0x4080]
@@ -271,7 +271,7 @@ class TestSets:
         with pytest.raises(ValueError, match="dynamic"):
             farandole.add_process_set([0])
 
-    def test_init_refuses_what_it_does_not_know(self, engine: str) -> None:
+    def test_init_refuses_unknown_arguments(self, engine: str) -> None:
         with pytest.raises(ValueError, match="static"):
             farandole.init(process_sets="static")
         with pytest.raises(ValueError, match="already registered"):
@@ -378,7 +378,7 @@ class TestLife:
             assert "allreduce.three" not in text
 
 
-def test_names_are_the_contracts() -> None:
+def test_names_are_those_of_the_contract() -> None:
     from farandole.operations.pending import names_of
 
     assert names_of("allreduce", "w") == ["allreduce.w"]

@@ -1,4 +1,4 @@
-# Frames and messages after the handshake: only the next frame of the right sender fits.
+# Frames and messages after the handshake: only the next frame of the right sender is accepted.
 # Touches nothing but memory.
 from __future__ import annotations
 

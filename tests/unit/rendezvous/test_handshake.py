@@ -1,4 +1,4 @@
-# The handshake, alone: who gets through, who does not, and that nobody can tell why.
+# The handshake: who is accepted, who is refused, and that the refusal does not show its reason.
 # Touches socket pairs.
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def run(*flows: tuple[socket.socket, Flow[Proven]], seconds: float = 5.0) -> lis
     results: list[Any] = [None] * len(flows)
     left = set(range(len(flows)))
     try:
-        for place, (sock, flow) in enumerate(flows):
+        for index, (sock, flow) in enumerate(flows):
 
             def done(
-                result: Proven | None, error: Exception | None, place: int = place, sock: socket.socket = sock
+                result: Proven | None, error: Exception | None, index: int = index, sock: socket.socket = sock
             ) -> None:
-                results[place] = error if error is not None else result
-                left.discard(place)
+                results[index] = error if error is not None else result
+                left.discard(index)
                 if error is not None:
                     sock.close()
 
@@ -254,8 +254,8 @@ def test_row_31_another_version_is_named_on_both_sides() -> None:
     assert isinstance(two, VersionMismatch) and (two.ours, two.theirs) == (WIRE_VERSION, WIRE_VERSION ^ 1)
     assert isinstance(one, VersionMismatch) and (one.ours, one.theirs) == (WIRE_VERSION ^ 1, WIRE_VERSION)
     for error in (one, two):
-        for words in ("wire version", str(WIRE_VERSION), str(WIRE_VERSION ^ 1), "install the same version"):
-            assert words in str(error)
+        for part in ("protocol version", str(WIRE_VERSION), str(WIRE_VERSION ^ 1), "install the same version"):
+            assert part in str(error)
 
 
 def test_the_other_byte_order_is_refused() -> None:

@@ -1,6 +1,6 @@
 # The key-value store: only processes with the key can use it.
 # Touches sockets of this host.
-"""Real connections; strangers are not heard, and cost nothing that lasts."""
+"""Real connections. Messages of processes without the key are ignored, and their connections are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_client_waits_for_a_value() -> None:
         client.put("place", ["host", 1])
         thread.join()
         assert found == [["host", 1]]
-        with pytest.raises(TimeoutError, match="nobody set 'other'"):
+        with pytest.raises(TimeoutError, match="no process set 'other'"):
             client.wait("other", 0.05)
         with pytest.raises(ValueError, match="above the limit of 65536 bytes"):
             client.put("large", "x" * (1 << 17))
@@ -44,27 +44,27 @@ def test_a_client_without_the_key_gets_no_answer() -> None:
 
 
 def test_a_connection_that_sends_too_slowly_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time for a proof is for all of it: each byte that comes does not begin it anew."""
+    """The time limit is for the whole proof: a received byte does not restart it."""
     monkeypatch.setattr("farandole.rendezvous.service.CONNECT_S", 0.3)
-    with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as stranger:
-        _exactly(stranger, NONCE_BYTES)
-        stranger.sendall(bytes(NONCE_BYTES))
-        stranger.settimeout(0.05)
-        stranger.sendall(struct.pack(">I", 1 << 16))  # so much would take an hour
+    with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as unauthenticated:
+        _exactly(unauthenticated, NONCE_BYTES)
+        unauthenticated.sendall(bytes(NONCE_BYTES))
+        unauthenticated.settimeout(0.05)
+        unauthenticated.sendall(struct.pack(">I", 1 << 16))  # so much would take an hour
         with pytest.raises(OSError, match=r"closed|reset|Broken"):
             for _ in range(200):
                 try:
-                    stranger.sendall(b"\0")
-                    _exactly(stranger, 1)
+                    unauthenticated.sendall(b"\0")
+                    _exactly(unauthenticated, 1)
                 except TimeoutError:
                     continue
 
 
 def test_a_message_cannot_be_replayed() -> None:
     with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as sock:
-        mine = bytes(NONCE_BYTES)
-        sock.sendall(mine)
-        line = _Connection(sock, b"key", _exactly(sock, NONCE_BYTES) + mine, MAX_BYTES)
+        own_nonce = bytes(NONCE_BYTES)
+        sock.sendall(own_nonce)
+        line = _Connection(sock, b"key", _exactly(sock, NONCE_BYTES) + own_nonce, MAX_BYTES)
         question = json.dumps({"put": "a", "value": 1}).encode()
         line.send(REQUEST, question)
         assert json.loads(line.receive(RESPONSE)) == {"ok": True}

@@ -30,8 +30,8 @@ HOSTS = {"one": [0, 0, 0, 0], "two": [0, 0, 1, 1], "mixed": [0, 1, 0, 1], "apart
 @pytest.mark.parametrize("shape", HOSTS)
 def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None:
     hosts = HOSTS[shape]
-    with local_job(4) as place:
-        sessions = place.join_all([f"host{number}" for number in hosts])
+    with local_job(4) as job:
+        sessions = job.join_all([f"host{number}" for number in hosts])
         with engines(sessions) as stubs:
             for session, stub in zip(sessions, stubs, strict=True):
                 assert session.hosts == hosts and session.generation == 1 and session.size == 4
@@ -42,7 +42,7 @@ def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None
                         for fd in stub.links[peer][0]:
                             assert not os.get_blocking(fd) and not os.get_inheritable(fd)
             greet(stubs)
-            assert os.listdir(place.directory) == [], "listening sockets are gone after init"
+            assert os.listdir(job.directory) == [], "listening sockets are gone after init"
         assert not any(stub.revoked for stub in stubs)
 
 
@@ -58,21 +58,21 @@ def test_a_world_of_one_rank_needs_no_launcher() -> None:
 
 
 def test_a_job_of_one_with_a_hub() -> None:
-    with local_job(1) as place:
-        with engines(place.join_all()) as stubs:
+    with local_job(1) as job:
+        with engines(job.join_all()) as stubs:
             assert stubs[0].links == {}
 
 
 def test_a_hub_over_tcp() -> None:
-    with local_job(3, "tcp:127.0.0.1") as place:
-        with engines(place.join_all(["a", "a", "b"])) as stubs:
+    with local_job(3, "tcp:127.0.0.1") as job:
+        with engines(job.join_all(["a", "a", "b"])) as stubs:
             assert {peer: kind for peer, (_, kind) in stubs[0].links.items()} == {1: sockets.LOCAL, 2: sockets.TCP}
             greet(stubs)
 
 
 def test_tcp_when_it_is_asked_for() -> None:
-    with local_job(3) as place:
-        sessions = place.join_all(links="tcp")
+    with local_job(3) as job:
+        sessions = job.join_all(links="tcp")
         with engines(sessions) as stubs:
             assert sessions[1].hosts == [0, 1, 2]
             assert all(kind == sockets.TCP for stub in stubs for _, kind in stub.links.values())
@@ -86,8 +86,8 @@ def test_memory_that_cannot_be_passed_means_tcp(
         raise OSError("forbidden in this sandbox")
 
     monkeypatch.setattr(links, "_memory_file", refuse)
-    with local_job(3) as place:
-        sessions = place.join_all(["a", "a", "b"])
+    with local_job(3) as job:
+        sessions = job.join_all(["a", "a", "b"])
         with engines(sessions) as stubs:
             assert sessions[0].hosts == [0, 1, 2]
             greet(stubs)
@@ -105,8 +105,8 @@ def test_the_same_host_name_on_two_machines_means_tcp(
         return hello
 
     monkeypatch.setattr(mesh._Joining, "hello", elsewhere)
-    with local_job(4) as place:
-        sessions = place.join_all()
+    with local_job(4) as job:
+        sessions = job.join_all()
         with engines(sessions) as stubs:
             assert sessions[3].hosts == [0, 1, 2, 3]
             greet(stubs)
@@ -132,17 +132,17 @@ def test_which_links_are_made_at_init() -> None:
 def sparse(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalJob, list[Session], list[StubEngine]]]:
     """Two hosts of two ranks that are not all linked, as in a large job: 1 and 2 are not."""
     monkeypatch.setattr(links, "FULL_MESH_RANKS", 1)
-    with local_job(4) as place:
-        sessions = place.join_all(["a", "a", "b", "b"])
+    with local_job(4) as job:
+        sessions = job.join_all(["a", "a", "b", "b"])
         with engines(sessions) as stubs:
-            yield place, sessions, stubs
+            yield job, sessions, stubs
 
 
 def linked(stub: StubEngine, peer: int) -> bool:
     return peer in stub.links and len(stub.links[peer][0]) == STREAMS
 
 
-def test_links_on_demand(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
+def test_links_are_made_on_demand(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
     _, _, stubs = sparse
     assert 2 not in stubs[1].links and 1 not in stubs[2].links
     stubs[2].wanted(1)
@@ -154,7 +154,7 @@ def test_links_on_demand(sparse: tuple[LocalJob, list[Session], list[StubEngine]
     greet(stubs)
 
 
-def test_a_link_to_somebody_who_left_is_an_error(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
+def test_a_link_to_a_rank_that_left_is_an_error(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
     _, sessions, stubs = sparse
     sessions[2].close()
     stubs[1].wanted(2)
@@ -177,8 +177,8 @@ def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
 
 
 def test_the_loss_of_the_hub_revokes_the_generation_or_calls_the_callback() -> None:
-    with local_job(2) as place:
-        sessions = place.join_all()
+    with local_job(2) as job:
+        sessions = job.join_all()
         stubs = [StubEngine(0), StubEngine(1)]
         lost = threading.Event()
         for session, stub in zip(sessions, stubs, strict=True):
@@ -195,11 +195,11 @@ def test_the_loss_of_the_hub_revokes_the_generation_or_calls_the_callback() -> N
         stub.close()
 
 
-def test_a_hundred_rounds() -> None:
-    with local_job(3) as place:
+def test_ranks_join_a_hundred_times() -> None:
+    with local_job(3) as job:
         before = len(os.listdir("/proc/self/fd"))
         for turn in range(100):
-            sessions = place.join_all(["a", "a", "b"])
+            sessions = job.join_all(["a", "a", "b"])
             with engines(sessions) as stubs:
                 assert {session.generation for session in sessions} == {turn + 1}
                 greet(stubs)
@@ -208,13 +208,13 @@ def test_a_hundred_rounds() -> None:
 
 
 def test_the_next_round_begins_while_ranks_are_still_in_the_old_one() -> None:
-    with local_job(2) as place:
-        first = place.join_all()
+    with local_job(2) as job:
+        first = job.join_all()
         first[0].close()
         with ThreadPoolExecutor(1) as pool:
-            early = pool.submit(place.join, 0)
+            early = pool.submit(job.join, 0)
             first[1].close()
-            late = place.join(1)
+            late = job.join(1)
             with engines([early.result(), late]) as stubs:
                 assert late.generation == 2
                 greet(stubs)
@@ -228,25 +228,25 @@ def test_two_jobs_at_once() -> None:
 
 
 def test_missing_ranks_are_named_after_the_timeout() -> None:
-    with local_job(4) as place:
+    with local_job(4) as job:
         with ThreadPoolExecutor(2) as pool:
-            waiting = place.join_later(pool, [0, 2], start_timeout=0.3)
+            waiting = job.join_later(pool, [0, 2], start_timeout=0.3)
             for future in waiting:
                 with pytest.raises(JoinFailed, match=r"missing: ranks 1, 3\..*FARANDOLE_START_TIMEOUT"):
                     future.result()
 
 
 def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
-    with local_job(3) as place, ThreadPoolExecutor(2) as pool:
+    with local_job(3) as job, ThreadPoolExecutor(2) as pool:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"package": "9.9"}, "9.9, the launcher 1.2.3"),
             ({"rank": 0}, "two processes say"),
         ]
-        for more, words in cases:
-            waiting = pool.submit(place.join, 0)
-            other = pool.submit(place.join, **{"rank": 1, **more})
+        for more, message in cases:
+            waiting = pool.submit(job.join, 0)
+            other = pool.submit(job.join, **{"rank": 1, **more})
             for future in (waiting, other):
-                with pytest.raises(JoinFailed, match=words):
+                with pytest.raises(JoinFailed, match=message):
                     future.result()
 
 
@@ -255,32 +255,34 @@ def test_row_31_another_wire_version_is_named_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mesh, "Greeting", functools.partial(Greeting, version=2))
-    with local_job(2) as place:
-        with pytest.raises(JoinFailed, match=r"wire version 2 here, \d+ on the other side: install the same version"):
-            place.join(0)
-    assert re.search(r"wire version \d+ here, 2 on the other side: install the same version", caplog.text)
+    with local_job(2) as job:
+        with pytest.raises(
+            JoinFailed, match=r"protocol version 2 here, \d+ on the other side: install the same " r"version"
+        ):
+            job.join(0)
+    assert re.search(r"protocol version \d+ here, 2 on the other side: install the same version", caplog.text)
 
 
 def test_another_job_s_secret_is_refused_at_once() -> None:
-    with local_job(2) as place:
-        place.secret = Secret.create()
+    with local_job(2) as job:
+        job.secret = Secret.create()
         with pytest.raises(JoinFailed, match="did not prove that it belongs to this job"):
-            place.join(0)
+            job.join(0)
 
 
 def test_a_forked_child_holds_nothing_open() -> None:
-    with local_job(1) as place:
-        with engines(place.join_all()):
+    with local_job(1) as job:
+        with engines(job.join_all()):
             child = os.fork()
             if child == 0:
-                sockets_here = [fd for fd in os.listdir("/proc/self/fd") if _is_hub(fd, place)]
+                sockets_here = [fd for fd in os.listdir("/proc/self/fd") if _is_hub(fd, job)]
                 os._exit(len(sockets_here))
             assert os.waitpid(child, 0)[1] == 0
 
 
-def _is_hub(fd: str, place: LocalJob) -> bool:
+def _is_hub(fd: str, job: LocalJob) -> bool:
     try:
         with socket.socket(fileno=os.dup(int(fd))) as sock:
-            return bool(sock.getpeername() == place.hub.address.removeprefix("unix:"))
+            return bool(sock.getpeername() == job.hub.address.removeprefix("unix:"))
     except OSError:
         return False

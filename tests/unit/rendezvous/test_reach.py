@@ -1,4 +1,4 @@
-# Notes at listeners: which of split_addresses addresses leads to a host, found by trying.
+# Which of several addresses reaches a host, found by probes that a listener reads.
 # Touches TCP on this host.
 """rendezvous/reach.py: send_probe and read_probes; reach itself is in clusters/test_join.py."""
 

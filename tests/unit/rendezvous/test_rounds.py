@@ -1,5 +1,5 @@
 # What the hub decides, case by case, without a socket.
-# Touches rounds.py alone.
+# Touches only rounds.py.
 from __future__ import annotations
 
 from dataclasses import replace
@@ -101,8 +101,8 @@ def test_missing_ranks_are_named_with_the_variable_to_raise() -> None:
 def test_a_wrong_hello_is_reported_to_all_ranks(wrong: dict[str, object], words: str) -> None:
     rounds = Rounds(3, "1")
     rounds.message(0, hello(0), 0.0)
-    said = texts(rounds.message(1, hello(1, **wrong) if "rank" not in wrong else replace(hello(1), **wrong), 0.0))  # type: ignore[arg-type]
-    assert set(said) == {0, 1} and all(words in text for text in said.values()), said
+    replies = texts(rounds.message(1, hello(1, **wrong) if "rank" not in wrong else replace(hello(1), **wrong), 0.0))  # type: ignore[arg-type]
+    assert set(replies) == {0, 1} and all(words in text for text in replies.values()), replies
     assert isinstance(arrive(rounds, 10)[0][1], Welcome), "the next round is not spoilt"
     assert rounds.generation == 1
 
@@ -121,17 +121,20 @@ def test_a_rank_that_dies_while_the_others_wait_is_named() -> None:
     rounds = Rounds(3, "1")
     rounds.message(0, hello(0), 0.0)
     rounds.message(1, hello(1), 0.0)
-    assert "rank 1 (process 101 on h) died while the job was waiting for ranks" in texts(rounds.gone(1, "eof"))[0]
+    assert (
+        "rank 1 (process 101 on h) died while the job was waiting for ranks"
+        in texts(rounds.connection_lost(1, "eof"))[0]
+    )
     rounds = Rounds(3, "1")
     arrive(rounds)
-    text = texts(rounds.gone(2, "eof"))
+    text = texts(rounds.connection_lost(2, "eof"))
     assert set(text) == {0, 1} and "rank 2 (process 102 on h) died" in text[0]
 
 
 def test_a_rank_whose_process_has_ended_is_not_waited_for() -> None:
     rounds = Rounds(3, "1")
     rounds.message(0, hello(0), 0.0)
-    assert "rank 2 has ended (exit code 0)" in texts(rounds.absent(2, "has ended (exit code 0)"))[0]
+    assert "rank 2 has ended (exit code 0)" in texts(rounds.process_ended(2, "has ended (exit code 0)"))[0]
     assert "rank 2 has ended" in texts(rounds.message(5, hello(1), 0.0))[5], "also by those who come later"
 
 
@@ -148,11 +151,11 @@ def test_a_rank_may_be_in_the_next_round_while_others_are_in_the_old_one() -> No
 def test_a_death_in_a_running_round_is_reported_to_the_remaining_ranks() -> None:
     rounds = running()
     rounds.message(0, Leave(1), 1.0)
-    sends = rounds.gone(1, "eof")
+    sends = rounds.connection_lost(1, "eof")
     assert [member for member, _ in sends] == [2]
     lost = sends[0][1]
     assert isinstance(lost, Lost) and lost.rank == 1
-    assert rounds.gone(0, "eof") == [], "who left cannot be lost"
+    assert rounds.connection_lost(0, "eof") == [], "who left cannot be lost"
 
 
 def test_ranks_without_shared_memory_count_as_separate_hosts() -> None:
@@ -174,7 +177,7 @@ def test_other_hosts_keep_their_memory() -> None:
     assert {message for _, message in sends} == {HostsAgreed(1, (0, 1, 2, 2), "because")}
 
 
-def test_ranks_that_want_no_sharing_are_hosts_of_their_own() -> None:
+def test_ranks_without_shared_memory_are_separate_hosts() -> None:
     rounds = Rounds(3, "1")
     welcome = arrive(rounds, sharing=0)[0][1]
     assert isinstance(welcome, Welcome) and welcome.hosts == (0, 1, 2)

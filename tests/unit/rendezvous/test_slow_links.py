@@ -20,12 +20,12 @@ FAST, SLOW = (60, 6, 2400), (1900, 1800, 2400)
 def named(ranks: int, *judgements: list[Row], hosts: list[str] | None = None) -> list[str]:
     """What is said when all ranks report these rows, one list after the other."""
     watch = SlowLinks(hosts or [f"h{rank}" for rank in range(ranks)])
-    said = []
+    warnings = []
     for rows in judgements:
         for rank in range(ranks):
             flat = [number for row in rows if row[0] == rank for number in row[1:]]
-            said.append(watch.heard(rank, 2000, flat))
-    return [text for text in said if text is not None]
+            warnings.append(watch.add_report(rank, 2000, flat))
+    return [text for text in warnings if text is not None]
 
 
 def test_the_slow_link_among_others_is_named_once() -> None:

@@ -12,8 +12,8 @@ from farandole.rendezvous.stragglers import Stragglers, report_seconds
 def named(*judgements: list[float]) -> list[str]:
     """What is said when all ranks report these shares, one list after the other."""
     watch = Stragglers([f"rank {rank}" for rank in range(len(judgements[0]))])
-    said = [watch.heard(rank, share) for shares in judgements for rank, share in enumerate(shares)]
-    return [text for text in said if text is not None]
+    warnings = [watch.add_report(rank, share) for shares in judgements for rank, share in enumerate(shares)]
+    return [text for text in warnings if text is not None]
 
 
 SLOW = [0.9, 0.05, 0.85, 0.89]
@@ -46,7 +46,7 @@ def test_a_slow_host_is_all_of_its_ranks() -> None:
         [0.5],
     ],
 )
-def test_nobody_is_named(shares: list[float]) -> None:
+def test_no_rank_is_named_for_these_shares(shares: list[float]) -> None:
     assert named(shares, shares, shares) == []
 
 

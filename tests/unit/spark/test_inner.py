@@ -35,7 +35,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_names_of_others_are_there(module: str) -> None:
+def test_names_that_other_programs_import_exist(module: str) -> None:
     found = importlib.import_module(f"horovod.spark.{module}")
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
@@ -46,14 +46,14 @@ def test_accessors_are_spelt_as_horovods() -> None:
     made: Any = TorchEstimator()
     assert made.setNumGPUs(2).getNumGPUs() == 2 == made.getNumGpus()
     assert made.setShufflingBufferSize(7).getShufflingBufferSize() == 7
-    words = """NumGPUs Logger LogEveryNSteps DataModule LoaderNumEpochs TerminateOnNan TrainerArgs DebugDataLoader
+    param_names = """NumGPUs Logger LogEveryNSteps DataModule LoaderNumEpochs TerminateOnNan TrainerArgs DebugDataLoader
         TrainAsyncDataLoaderQueueSize ValAsyncDataLoaderQueueSize TrainReaderNumWorker ValReaderNumWorker
         ReaderPoolType InMemoryCacheAll UseGpu MpStartMethod BackwardPassesPerStep LabelShapes RunId TransformationFn
         TransformationEditFields TransformationRemovedFields TensorflowDatasetPrefetchBufferSize PartitionsPerProcess
         ShufflingBufferSize Shuffle RandomSeed CompressSparseCols GradientCompression Verbose ValidationStepsPerEpoch
         TrainStepsPerEpoch ValBatchSize CategoricalCols ContinuousCols SampleWeightCol LossWeights InputShapes
         LossConstructors TrainMinibatchFn Optimizer Profiler"""
-    assert [w for w in words.split() if not (hasattr(made, f"get{w}") and hasattr(made, f"set{w}"))] == []
+    assert [w for w in param_names.split() if not (hasattr(made, f"get{w}") and hasattr(made, f"set{w}"))] == []
 
 
 class Doubled(TorchModel):
@@ -98,7 +98,7 @@ def test_the_trainer_is_the_estimators_own() -> None:
     assert RemoteTrainer(TorchEstimator(), {}, None, "run", 0) is train
 
 
-def test_objects_as_text_and_files() -> None:
+def test_objects_are_serialized_as_text_and_files() -> None:
     thing = {"a": [1, 2], "b": torch.ones(2)}
     text = serialize_fn()(thing)
     assert isinstance(text, str) and deserialize_fn()(text)["a"] == [1, 2]

@@ -53,7 +53,7 @@ def test_losses_of_torch() -> None:
         ((3,), (1,), [[2, -1]]),  # of a batch, so that a row's is not known
     ],
 )
-def test_labels_that_fit(output: Any, label: Any, shapes: Any) -> None:
+def test_labels_of_the_right_shape_are_accepted(output: Any, label: Any, shapes: Any) -> None:
     check_labels([output], [Column("y", "float64", label)], shapes, [True])
 
 

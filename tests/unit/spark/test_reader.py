@@ -34,8 +34,8 @@ def in_memory() -> Iterator[str]:
     store.remove(store.prefix_path)
 
 
-def write(place: Path | str, files: int = 3, rows: int = 37, group: int = 10) -> tuple[Any, str]:
-    store = Store.create(str(place))
+def write(folder: Path | str, files: int = 3, rows: int = 37, group: int = 10) -> tuple[Any, str]:
+    store = Store.create(str(folder))
     path = store.get_train_data_path()
     store.fs.makedirs(store.local(path))
     for file in range(files):
@@ -187,7 +187,7 @@ def test_arrays_as_blocks_of_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [
         ([["a"], ["b"]], "column 'x' is of type string"),
         ([None, None], "column 'x'"),
@@ -195,10 +195,10 @@ def test_arrays_as_blocks_of_bytes(tmp_path: Path) -> None:
         ([[1.0, 2.0], [1.0, 2.0, 3.0], [1.0]], "expected arrays of shape"),
     ],
 )
-def test_data_that_cannot_be_trained_on(tmp_path: Path, column: Any, said: str) -> None:
+def test_data_that_cannot_be_trained_on(tmp_path: Path, column: Any, message: str) -> None:
     store = Store.create(str(tmp_path))
     pq.write_table(pa.table({"x": column}), tmp_path / "one.parquet")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         list(Reader(store, inspect(store, str(tmp_path), ["x"]), 2).epoch(0))
 
 

@@ -1,4 +1,4 @@
-"""Stores: on paths, file:// and memory://; HDFS and DBFS say what they need.
+"""Stores: on paths, file:// and memory://; the errors of HDFS and DBFS say what is missing.
 Writes into temporary folders and into fsspec's memory."""
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def test_files(prefix: str, tmp_path: Path) -> None:
     store.write(path, b"two")
     assert store.exists(path) and store.read(path) == b"two" and len(store.get_checkpoints("r")) == 1
     remote = store.to_remote("r")
-    with remote.get_local_output_dir() as place:
-        (Path(place) / "logs").mkdir()
-        (Path(place) / "logs" / "events").write_text("x")
-        remote.sync(place)
-    assert store.read(f"{store.get_logs_path('r')}/events") == b"x" and not Path(place).exists()
+    with remote.get_local_output_dir() as folder:
+        (Path(folder) / "logs").mkdir()
+        (Path(folder) / "logs" / "events").write_text("x")
+        remote.sync(folder)
+    assert store.read(f"{store.get_logs_path('r')}/events") == b"x" and not Path(folder).exists()
     assert not store.is_parquet_dataset(store.get_run_path("r")) and not store.is_parquet_dataset(prefix + "/none")
     store.remove(prefix)
     assert not store.exists(path)
@@ -75,12 +75,12 @@ def test_paths_that_the_user_sets_and_wrong_ones(tmp_path: Path) -> None:
         LocalStore("memory://x")
 
 
-def test_what_stores_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_missing_client_or_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"needs Hadoop's client .* HADOOP_HOME"):
         Store.create("hdfs://nowhere:1/x")
-    with pytest.raises(StoreError, match="libhdfs alone"):
+    with pytest.raises(StoreError, match="only libhdfs"):
         HDFSStore("hdfs://nowhere/x", driver="libhdfs3")
     if not Path("/dbfs").exists():
         for path in ("dbfs:/x", "/dbfs/x", "file:///dbfs/x"):
@@ -96,7 +96,7 @@ def test_a_store_that_cannot_be_reached() -> None:
         make("nonsense://x").check()
     with pytest.raises(StoreError, match=r"ftp://127.0.0.1:1/x cannot be used: .*refused"):
         make("ftp://127.0.0.1:1/x").check()
-    assert make("memory://x").private and not make("/tmp").private
+    assert make("memory://x").in_one_process and not make("/tmp").in_one_process
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs"), ("abfs://b/x", "adlfs")])

@@ -89,11 +89,11 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     file.append(event(0))
     write, calls = os.pwrite, []
 
-    def full(descriptor: int, data: bytes, place: int) -> int:
-        calls.append(place)
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        calls.append(offset)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
-        return write(descriptor, data[:10] if len(calls) == 1 else data, place)
+        return write(descriptor, data[:10] if len(calls) == 1 else data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):

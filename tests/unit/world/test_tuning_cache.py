@@ -1,6 +1,6 @@
-# What tuning at init keeps between jobs: a file that is exact, private, and never believed blindly.
+# What tuning at init keeps between jobs: a file that is exact, private, and checked before use.
 # Touches tuning.cache, in a directory of the test.
-"""Round trips, and every way in which the file can be wrong."""
+"""Round trips, and every error in the file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_links_and_what_others_can_write_are_not_followed(folder: str, tmp_path:
 def test_a_cache_that_cannot_be_written_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache.store(str(tmp_path / "file" / "cache"), SHAPE, VALUES)
-    assert len(caplog.records) == 1 and "could not be kept" in caplog.text
+    assert len(caplog.records) == 1 and "could not be stored" in caplog.text
 
 
 def test_source_and_path_of_a_library() -> None:

@@ -1,5 +1,5 @@
 # The search for the fastest values, on simulated machines: deterministic, bounded, and never the worse for it.
-# Touches tuning.search alone.
+# Touches only tuning.search.
 """Machines whose speed for each choice is known, with noise of every kind on top."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Machine = Callable[[Values], float]
 def found_on(machine: Machine, **more: object) -> Search:
     search = Search(DEFAULT, CHOICES, **more)  # type: ignore[arg-type]
     while (values := search.next()) is not None:
-        search.tell(machine(values))
+        search.add_score(machine(values))
     return search
 
 
@@ -70,7 +70,7 @@ def test_the_contract_s_numbers_of_samples() -> None:
     assert len(set(asked[3:23])) == 20  # nothing is explored twice
     assert found.over and found.next() is None
     with pytest.raises(ValueError, match="over"):
-        found.tell(1.0)
+        found.add_score(1.0)
 
 
 @pytest.mark.parametrize("samples", [0, 1])

@@ -1,5 +1,5 @@
 # Shared by the compiled operations of frameworks: builds them once per version, ranks agree, errors become text.
-# Touches a compiler, the user's cache directory, native and runtime.
+# Touches a compiler and the user's cache directory; the rooms base, engine, operations and world.
 """`Operations` loads and connects them, `built(...)` gives a library's path, `error_of(text)` an operation's error."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     known[framework] = able
     reason = failure or "another rank has none"
     if not able and wanted == "compiled":
-        raise RuntimeError(f"{variable}=compiled, but the operations are not there: {reason}")
+        raise RuntimeError(f"{variable}=compiled, but the compiled operations cannot be used: {reason}")
     if not able and wanted == "auto":
         _log.info("%s uses callbacks of Python instead of compiled operations: %s", framework, reason)
     return able
@@ -130,9 +130,9 @@ def built(
     config: Config, framework: str, version: str, source: Path, flags: Sequence[str], links: Sequence[str]
 ) -> Path:
     """The library for this version. The first process of a host compiles it; the others wait for it."""
-    header = next((place for place in HEADERS if (place / "farandole.h").exists()), None)
+    header = next((folder for folder in HEADERS if (folder / "farandole.h").exists()), None)
     if header is None:
-        raise RuntimeError("farandole.h is not there")
+        raise RuntimeError("farandole.h is missing")
     directory = cache_directory(config)
     number = f"-DFARANDOLE_INTERFACE=0x{_interface(header / 'farandole.h')}"
     options = [number, *flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]

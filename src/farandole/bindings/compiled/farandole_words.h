@@ -41,8 +41,8 @@ inline const char* exception_of(int code) {
 inline std::string words_of(int code, const std::string& message) {
   const bool over =
       code == FARANDOLE_CODE_SHUT_DOWN || code == FARANDOLE_CODE_PEER_LOST || code == FARANDOLE_CODE_REVOKED;
-  const bool said = message.rfind(kShutDown, 0) == 0;
-  return std::string(exception_of(code)) + ": " + (over && !said ? std::string(kShutDown) + ": " : "") + message;
+  const bool has_prefix = message.rfind(kShutDown, 0) == 0;
+  return std::string(exception_of(code)) + ": " + (over && !has_prefix ? std::string(kShutDown) + ": " : "") + message;
 }
 
 }  // namespace farandole

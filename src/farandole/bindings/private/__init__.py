@@ -1,5 +1,5 @@
 # Private names of frameworks: each is found once, with its purpose and the effect if a release does not have it.
-# Touches nothing but the import system. Each framework has its file in this folder; other files use no private names.
+# Touches only the import system. Each framework has its file in this folder; other files use no private names.
 """`find("torch._C:name", purpose, without)` gives the object, or None with a warning about the effect.
 
 Private attributes of objects are found when they are used: `of(object, "_name", purpose, without)`.
@@ -43,8 +43,8 @@ def find(path: str, purpose: str, without: str, expected: bool = True) -> Any:
 def of(owner: Any, attribute: str, purpose: str, without: str, expected: bool = True) -> Any:
     """The attribute of a framework's module, class or object, or None."""
     kind = owner if isinstance(owner, type) else type(owner)
-    place = f"{owner.__name__}:" if isinstance(owner, ModuleType) else f"{kind.__module__}:{kind.__qualname__}."
-    return _noted(PrivateName(place + attribute, purpose, without), getattr(owner, attribute, _ABSENT), expected)
+    owner_name = f"{owner.__name__}:" if isinstance(owner, ModuleType) else f"{kind.__module__}:{kind.__qualname__}."
+    return _noted(PrivateName(owner_name + attribute, purpose, without), getattr(owner, attribute, _ABSENT), expected)
 
 
 def has(owner: Any, attribute: str, purpose: str, without: str) -> bool:

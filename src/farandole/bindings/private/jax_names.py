@@ -30,23 +30,25 @@ _allowed = [  # sets of effects that must allow ours
 _clear = find("jax._src.dispatch:runtime_tokens.clear", "forgetting collectives that have failed", _NO_BINDING)
 _abstract_token = find("jax._src.core:abstract_token", _ORDER, _NO_BINDING)
 _batchers = find("jax.interpreters.batching:primitive_batchers", "collectives under vmap", _NO_BINDING)
-_lower = find("jax.interpreters.mlir:register_lowering", "calls of XLA", _NO_BINDING)
-_callback = find("jax.interpreters.mlir:emit_python_callback", "callbacks where there is no compiler", _NO_BINDING)
+_lower = find("jax.interpreters.mlir:register_lowering", "calls from XLA programs into the engine", _NO_BINDING)
+_callback = find(
+    "jax.interpreters.mlir:emit_python_callback", "calls through Python where no C++ compiler is installed", _NO_BINDING
+)
 _token_set = find("jax.interpreters.mlir:TokenSet", _ORDER, _NO_BINDING)
 for _name in ("get", "update_tokens"):
     find(f"jax.interpreters.mlir:TokenSet.{_name}", _ORDER, _NO_BINDING)
 for _name in ("tokens_in", "set_tokens_out", "module_context", "avals_in", "avals_out"):
     find(f"jax.interpreters.mlir:LoweringRuleContext.{_name}", _ORDER, _NO_BINDING)
-find("jax.interpreters.mlir:ModuleContext.platforms", "calls of XLA on the CPU alone", _NO_BINDING)
+find("jax.interpreters.mlir:ModuleContext.platforms", "calls from XLA programs that run only on the CPU", _NO_BINDING)
 
 
 def check(version: str) -> None:
-    """ImportError if this version of JAX lacks one of them."""
+    """Raises ImportError if this version of JAX lacks one of these names."""
     missing = [name for name in MISSING if name.startswith("jax")]
     if missing:
         raise ImportError(
-            f"farandole.jax does not know JAX {version} (it has no {', '.join(missing)}): "
-            "upgrade farandole, or take an older jax"
+            f"farandole.jax does not support JAX {version}: this JAX has no {', '.join(missing)}. "
+            "Upgrade farandole, or install an older jax"
         )
 
 
@@ -64,33 +66,33 @@ def forget_tokens() -> None:
     _clear()
 
 
-def batch_by(primitive: Any, rule: Callable[..., Any]) -> None:
+def set_batching_rule(primitive: Any, rule: Callable[..., Any]) -> None:
     """Sets the rule for vmap."""
     _batchers[primitive] = rule
 
 
-def lower_by(primitive: Any, rule: Callable[..., Any]) -> None:
+def set_lowering_rule(primitive: Any, rule: Callable[..., Any]) -> None:
     """Sets the rule for compiling."""
     _lower(primitive, rule)
 
 
-def on_cpu_alone(context: Any) -> bool:
+def runs_only_on_cpu(context: Any) -> bool:
     """Whether the program that is being compiled will run only on CPUs."""
     return bool(context.module_context.platforms == ("cpu",))
 
 
 def token_of(context: Any, effect: Any) -> Any:
-    """The token that the previous call has left."""
+    """The token of the previous call."""
     return context.tokens_in.get(effect)
 
 
-def leave_token(context: Any, effect: Any, token: Any) -> None:
-    """Leaves the token for the next call."""
+def set_token(context: Any, effect: Any, token: Any) -> None:
+    """Sets the token that the next call gets."""
     context.set_tokens_out(context.tokens_in.update_tokens(_token_set({effect: token})))
 
 
 def call_python(context: Any, callback: Callable[..., Any], token: Any, arrays: list[Any]) -> tuple[Any, Any]:
-    """Adds a call of Python to the compiled program; gives its results and the token that it leaves."""
+    """Adds a call of Python to the compiled program; gives its results and its token."""
     results, token, _ = _callback(
         context, callback, token, arrays, context.avals_in, context.avals_out, has_side_effect=True
     )

@@ -58,11 +58,13 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 
 
 @functools.cache
-def look(tree: str) -> None:
-    """Looks up the names in a package's classes and modules, once. ImportError if a necessary one is missing."""
+def look_up_names(tree: str) -> None:
+    """Looks up the names in a package's classes and modules, once. Raises ImportError if a necessary one is missing."""
     for path, purpose, without in _CLASSES[_ALIASES.get(tree, tree)]:
         if find(f"{tree}.{path}", purpose, without) is None and purpose == _LAUNCHER[0]:
-            raise ImportError(f"farandole.lightning does not know this release of Lightning: there is no {tree}.{path}")
+            raise ImportError(
+                f"farandole.lightning does not support this release of Lightning: it has no {tree}.{path}"
+            )
 
 
 def _needed(owner: Any, attribute: str, purpose: str) -> Any:
@@ -126,7 +128,7 @@ def layer_sync(strategy: Any) -> Any:
     return of(strategy, "_layer_sync", *_SYNC)
 
 
-def block_syncs_by(strategy: Any, control: Any) -> None:
+def set_no_sync_control(strategy: Any, control: Any) -> None:
     """Sets the object that `fabric.no_backward_sync` uses."""
     if has(strategy, "_backward_sync_control", *_BLOCK):
         strategy._backward_sync_control = control
@@ -150,13 +152,13 @@ def does_nothing(fabric: str, function: Any) -> bool:
 def answer_environment(module: Any, answer: Callable[[Any], Any]) -> None:
     """Calls `answer(strategy)` for the cluster environment before Lightning looks for one; after None it looks."""
     connector = of(module, CONNECTORS[module.__name__], *_CONNECTOR)
-    theirs = None if connector is None else of(connector, CHOOSE, *_CONNECTOR)
-    if theirs is None or hasattr(theirs, "__wrapped__"):
+    original = None if connector is None else of(connector, CHOOSE, *_CONNECTOR)
+    if original is None or hasattr(original, "__wrapped__"):
         return
 
-    @functools.wraps(theirs)
+    @functools.wraps(original)
     def choose(self: Any) -> Any:
         asked = getattr(self, "_cluster_environment_flag", None) is None
-        return (answer(getattr(self, "_strategy_flag", None)) if asked else None) or theirs(self)
+        return (answer(getattr(self, "_strategy_flag", None)) if asked else None) or original(self)
 
     setattr(connector, CHOOSE, choose)

@@ -28,12 +28,12 @@ _reduces = find("mxnet.gluon:Trainer._allreduce_grads", *_TRAINER)
 def library() -> Any:
     """The functions of MXNet's c_api.h; ImportError without them."""
     if _library is None:
-        raise ImportError("farandole.mxnet does not know this MXNet: there is no mxnet.base._LIB")
+        raise ImportError("farandole.mxnet does not support this MXNet: it has no mxnet.base._LIB")
     return _library
 
 
 def after_first_values(param: Any, call: Callable[[Any], None]) -> None:
-    """Calls `call(param)` once, directly after MXNet has given it its first values. RuntimeError if this is impossible.
+    """Calls `call(param)` once, after MXNet has given it its first values. Raises RuntimeError if this is impossible.
 
     Until then, the method of this one object is replaced.
     """
@@ -50,9 +50,9 @@ def after_first_values(param: Any, call: Callable[[Any], None]) -> None:
 
 
 def begin_trainer(trainer: Any, rescale: float) -> None:
-    """Scales the trainer's gradients. RuntimeError if this MXNet would not let it reduce them."""
+    """Scales the trainer's gradients. Raises RuntimeError if this MXNet would not let it reduce them."""
     if _reduces is None or not has(trainer, "_scale", *_TRAINER) or not has(trainer, "_params", *_TRAINER):
-        raise RuntimeError("DistributedTrainer does not know this MXNet, which would train each rank by itself")
+        raise RuntimeError("DistributedTrainer does not support this MXNet: gradients would not be averaged")
     trainer._scale *= rescale
 
 

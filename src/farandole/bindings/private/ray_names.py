@@ -40,6 +40,6 @@ def forget(key: bytes, space: bytes) -> None:
 def wrap_reports(kind: type) -> None:
     """Wraps the object that `ray.train.report` uses in an object of this class, unless it has this class already."""
     if _get_train is not None and _set_train is not None:
-        theirs = _get_train()
-        if not isinstance(theirs, kind):
-            _set_train(kind(theirs))
+        original = _get_train()
+        if not isinstance(original, kind):
+            _set_train(kind(original))

@@ -45,10 +45,10 @@ def moments_of(layer: type) -> Any:
 
 
 def check_sums(optimizer: type) -> None:
-    """RuntimeError if this Keras has no method that gets the sums of several passes."""
+    """Raises RuntimeError if this Keras has no method that gets the sums of several passes."""
     if of(optimizer, "_clip_gradients", *_SUMS) is None:
         raise RuntimeError(
-            f"this release of Keras shows nobody the gradients that {optimizer.__name__} has added up: "
+            f"this release of Keras does not give access to the gradients that {optimizer.__name__} has accumulated: "
             "train without gradient_accumulation_steps and with backward_passes_per_step=1"
         )
 

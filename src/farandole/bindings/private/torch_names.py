@@ -61,7 +61,11 @@ _pairing = [
     for name in ("_register_backend", "_set_default_backend", "_set_group_name", "_get_backend")
 ]
 _coalescing = [
-    find(f"torch.distributed:ProcessGroup.{name}", "coalescing on CUDA beside our backend", "it raises RuntimeError")
+    find(
+        f"torch.distributed:ProcessGroup.{name}",
+        "coalescing on CUDA together with our backend",
+        "it raises RuntimeError",
+    )
     for name in ("_start_coalescing", "_end_coalescing")
 ]
 # Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself. This fails if the
@@ -102,7 +106,7 @@ def copy_each(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 
 
 def share_storage(storage: Any) -> tuple[int, int]:
-    """Moves the storage to shared memory and gives the descriptor and size. RuntimeError if this is impossible."""
+    """Moves the storage to shared memory; gives descriptor and size. Raises RuntimeError if this is impossible."""
     if _share is None:
         raise RuntimeError("this release of torch does not report the file of a shared tensor")
     fd, size = _share(storage)
@@ -137,7 +141,9 @@ def default_store() -> Any:
 def group_around(made: Any, kind: Any, device: Any, name: str, group: Any) -> None:
     """Makes `made` the backend of `group`, a process group of torch, for this device."""
     if None in _pairing:
-        raise RuntimeError("this release of torch makes no group of a backend by hand; use the backend farandole alone")
+        raise RuntimeError(
+            "this release of torch cannot combine two backends in a group; use only the backend farandole"
+        )
     register, set_default, set_name, _ = _pairing
     if hasattr(made, "_set_sequence_number_for_group"):  # torch calls it for its own groups
         made._set_sequence_number_for_group()
@@ -155,7 +161,7 @@ def coalesce(group: Any, device: Any, begin: bool) -> Any:
     """Begins or ends a series of operations that torch's own group sends together."""
     call = _coalescing[0 if begin else 1]
     if call is None:
-        raise RuntimeError("this release of torch coalesces no operations of a group with two backends")
+        raise RuntimeError("this release of torch cannot coalesce operations of a group with two backends")
     return call(group, device)
 
 
@@ -195,7 +201,10 @@ def step_with_scaler(kind: type) -> None:
     kind._step_supports_amp_scaling = property(lambda optimizer: True, change)  # type: ignore[attr-defined]
 
 
-_TIMEOUT = ("the time limit of NCCL beside our backend and of parts of a group", "NCCL's own, and the whole group's")
+_TIMEOUT = (
+    "the time limit of NCCL together with our backend and of parts of a group",
+    "NCCL's own, and the whole group's",
+)
 find("torch._C._distributed_c10d:Backend.Options._timeout", *_TIMEOUT)
 
 

@@ -1,5 +1,5 @@
 # The compiled calls: built at first use for the installed jaxlib, registered with XLA, and connected to an engine.
-# Touches JAX, config, farandole.bindings.compiled and native.
+# Touches JAX, base.config, bindings.compiled and engine.native.
 """Call `prepare()` after init. `ready()` says whether traced functions use the calls, or callbacks."""
 
 from __future__ import annotations

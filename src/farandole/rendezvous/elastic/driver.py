@@ -1,6 +1,7 @@
 # The driver of an elastic job: who is a member, who is waited for, who may join; the only issuer of generations.
 # Pure: no sockets, no processes; time is an argument. Uses state.py, slots.py, generations.py and end.py.
-"""Ranks speak through `message` and `gone`. The launcher says what it knows through `hosts_found`, `ended` and others.
+"""Messages of ranks come in through `message` and `connection_lost`, reports of the launcher through `hosts_found`,
+`ended` and others.
 Each returns the messages to send. `take_actions` returns what the launcher must do.
 """
 
@@ -18,12 +19,12 @@ from farandole.rendezvous.elastic.policy import Limits, Times
 from farandole.rendezvous.elastic.slots import Slots
 from farandole.rendezvous.elastic.state import JobState
 from farandole.rendezvous.messages import Hello, Message, Rejected, Removed
-from farandole.rendezvous.phases import Sends, different_wires, mismatch_of
+from farandole.rendezvous.phases import Sends, package_mismatch, protocol_mismatch
 
 FIRST_SECONDS = 2.0  # when -np ranks are ready, the first generation waits this long for those that are just starting
 RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
 CLOSING_SECONDS = 2.0  # between the end of a worker's connection and the end of its process
-LEFT_SECONDS = 2.0  # a worker that leaves in good order may come again; the next generation waits this long for it
+LEFT_SECONDS = 2.0  # a worker that left with a message may join again; the next generation waits this long for it
 
 
 class ElasticDriver:
@@ -54,7 +55,7 @@ class ElasticDriver:
         """Never: a worker may join at any time."""
         return False
 
-    def absent(self, rank: int, reason: str) -> Sends:
+    def process_ended(self, rank: int, reason: str) -> Sends:
         """Nothing: the launcher of an elastic job calls `ended`."""
         return []
 
@@ -64,7 +65,7 @@ class ElasticDriver:
 
     def stop(self) -> None:
         """The launcher ends the job: nothing is decided any more."""
-        self.over = self.over or Over(False, "")
+        self.over = self.over or Over(failed=False, text="")
 
     # What the launcher knows.
 
@@ -235,7 +236,7 @@ class ElasticDriver:
         sends = self._generations.message(member, message)
         return [] if sends is None else sends + self._go_on()
 
-    def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
+    def connection_lost(self, member: int, reason: str, now: float = 0.0) -> Sends:
         """Handles the end of a member's connection."""
         self.state.now = max(now, self.state.now)
         for worker in self.state.workers.values():
@@ -245,7 +246,7 @@ class ElasticDriver:
 
     def _hello(self, member: int, hello: Hello, now: float) -> Sends:
         state = self.state
-        wrong = mismatch_of(f"worker {hello.worker}", hello, self._package)
+        wrong = package_mismatch(f"worker {hello.worker}", hello, self._package)
         if wrong:
             state.say(wrong)
             return [(member, Rejected(wrong))]
@@ -274,7 +275,7 @@ class ElasticDriver:
         for worker in self.state.workers.values():
             known = worker.hello if worker.status is not Status.ENDED else None
             if known is not None and known.wire != hello.wire:
-                return different_wires(f"worker {hello.worker}", hello, f"worker {worker.number}", known)
+                return protocol_mismatch(f"worker {hello.worker}", hello, f"worker {worker.number}", known)
         return ""
 
     def _reject_ready(self, text: str) -> Sends:
@@ -331,7 +332,7 @@ class ElasticDriver:
         if not state.runs and counts[Status.STARTING] and state.now < self._enough_since + FIRST_SECONDS:
             return sends
         if limits.reset_limit is not None and state.runs > limits.reset_limit:
-            self._end(Over(True, policy.RESET_LIMIT_EXCEEDED_MESSAGE.format(limits.reset_limit)))
+            self._end(Over(failed=True, text=policy.RESET_LIMIT_EXCEEDED_MESSAGE.format(limits.reset_limit)))
             return sends
         self._enough_since = None
         return sends + self._generations.begin(policy.arrange(policy.choose(ready, limits.most)))

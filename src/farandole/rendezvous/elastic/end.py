@@ -15,22 +15,22 @@ ALL_LEFT_OUT = (
 
 
 def end_of_job(state: JobState) -> Over | None:
-    """The end of the job; None while it goes on."""
+    """The end of the job; None while it continues."""
     alive = [w for w in state.workers.values() if w.status is not Status.ENDED and not w.dismissed]
     if state.finishing:
         left = [w for w in alive if w.status is not Status.OUT and w.generation + (w.status is Status.MEMBER) > 0]
-        return None if left else Over(False, "")
+        return None if left else Over(failed=False, text="")
     if not alive and state.hosts and all(state.left_out.get(name) == float("inf") for name in state.hosts):
-        return Over(True, ALL_LEFT_OUT)
+        return Over(failed=True, text=ALL_LEFT_OUT)
     if state.runs:
         if not any(map(state.holds, alive)):
             if state.drained and not any(host.usable for host in state.hosts.values()):
-                return Over(False, "")
-            return Over(True, "every rank that had the state of the job has ended")
+                return Over(failed=False, text="")
+            return Over(failed=True, text="every rank that had the state of the job has ended")
     elif over := _before_the_first_generation(state, alive):
         return over
     if state.below_since is not None and state.now >= state.below_since + state.limits.elastic_timeout:
-        return Over(True, _too_few(state))
+        return Over(failed=True, text=_too_few(state))
     return None
 
 
@@ -38,12 +38,12 @@ def _before_the_first_generation(state: JobState, alive: list[Worker]) -> Over |
     if state.early and not [w for w in alive if w.status is not Status.READY]:
         if alive:
             text = f"{state.early}, and {len(alive)} others wait for it: each rank has to call init()"
-            return Over(True, text)
-        return Over(False, "")  # the command is no training
+            return Over(failed=True, text=text)
+        return Over(failed=False, text="")  # the command is no training
     if not [w for w in alive if w.status is not Status.STARTING]:
         slots = [slot for host in state.hosts.values() for slot in host.slots]
         if slots and sum(slot.failures for slot in slots) >= max(policy.MAX_FAILURES_AT_START, len(slots)):
-            return Over(True, "every rank failed before the first generation began")
+            return Over(failed=True, text="every rank failed before the first generation began")
     return None
 
 

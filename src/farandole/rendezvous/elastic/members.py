@@ -1,5 +1,5 @@
-# The types of the elastic driver: workers and their status, slots, hosts, and what it tells the launcher to do.
-# Pure data; knows the Hello of the rendezvous.
+# The types of the elastic driver: workers and their status, slots, hosts, and the actions for the launcher.
+# Pure data. Touches rendezvous.messages.
 """A worker is one process; a slot is its place on a host. Both outlive generations."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Status(Enum):
     """What a worker does now."""
 
     STARTING = "starting"  # its process runs; it has not asked for a generation yet
-    READY = "ready"  # it has said Hello and waits
+    READY = "ready"  # it has sent Hello and waits
     MEMBER = "member"  # of the generation that runs, or is being made
-    RETURNING = "returning"  # it has left a generation and is about to say Hello
+    RETURNING = "returning"  # it has left a generation and will send Hello
     OUT = "out"  # evicted, or its connection ended: it may still run, but no rank waits for it
     LEFT = "left"  # it has left for good and will end
     ENDED = "ended"  # its process has ended
@@ -36,16 +36,16 @@ class Worker:
     status: Status = Status.STARTING
     member: int | None = None  # its connection
     hello: Hello | None = None
-    rank: int = -1  # in the generation it was in last
-    generation: int = 0  # the last one that ran with it; 0: none
+    rank: int = -1  # in its last generation
+    generation: int = 0  # its last generation that ran; 0: none
     changed: float = 0.0  # when its status last changed
     leaving: float | None = None  # its slot is being taken away; it must have left by this time
     must_save: bool = False  # it was asked to save before it leaves, and has not saved yet
-    barred: float = 0.0  # until then it cannot be a member
-    complaints: int = 0
-    dismissed: bool = False  # told to leave, so its end is no failure
-    first_rank: int = -1  # the rank in its variables when it started; no other worker gets it while this one lives
-    local: int = -1  # its number on its host, for as long as it lives
+    barred: float = 0.0  # until this time it cannot be a member
+    complaints: int = 0  # how often it was excluded because other ranks could not reach it
+    dismissed: bool = False  # it was asked to leave, so its end is no failure
+    first_rank: int = -1  # the rank in its variables when it started; no other worker gets it while this one runs
+    local: int = -1  # its number on its host, until it ends
 
     def __post_init__(self) -> None:
         self.local = self.index
@@ -67,13 +67,13 @@ class Slot:
 
 @dataclass
 class Host:
-    """A host that discovery has named."""
+    """A host that discovery has listed."""
 
     name: str
     slot_count: int
     listed: bool = True
     up: bool = True  # its agent can be reached
-    drained: bool = False  # its agent got a signal: a scheduler, for example, wants the host back
+    drained: bool = False  # its agent got SIGTERM, for example from a scheduler that needs the host
     slots: list[Slot] = field(default_factory=list)
     not_before: float = 0.0
 

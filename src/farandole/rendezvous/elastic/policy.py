@@ -14,7 +14,7 @@ REMOVED, ADDED = 1, 2  # of HostUpdateResult; both: 3
 LONGEST_BACKOFF = 30.0  # seconds between two starts of a slot that fails
 GOOD_LIFE = 60.0  # seconds after which a slot's earlier failures are forgotten
 MAX_FAILURES = 10  # of one slot in a row; then it stays empty
-MAX_FAILURES_AT_START = 3  # for each slot, before anybody has come; then the command itself is wrong
+MAX_FAILURES_AT_START = 3  # for each slot, before any rank has joined; then the command itself is wrong
 STATES = {"T": "its process is stopped", "D": "its process waits in the kernel", "S": "its process sleeps"}
 # Horovod's name for it, under which scripts import it and look for these words.
 RESET_LIMIT_EXCEEDED_MESSAGE = (

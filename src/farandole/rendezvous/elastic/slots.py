@@ -38,7 +38,7 @@ class Slots:
                     worker.leaving = state.now
 
     def release_silent(self) -> None:
-        """Frees the slots of evicted workers that have not come again."""
+        """Frees the slots of evicted workers that have not joined again."""
         state = self._state
         for worker in state.workers.values():
             if worker.status is Status.OUT and state.now >= worker.changed + state.times.replace:

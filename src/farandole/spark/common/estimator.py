@@ -1,5 +1,5 @@
 # The common part of all estimators: checks, writes the data, runs the ranks, makes a model from the result of rank 0.
-# Touches Spark, the store and the backend; code for one framework is in its own folder.
+# Touches Spark, the store and the backend. The code for one framework is in a folder of its own.
 """`HorovodEstimator` is a pyspark.ml.Estimator: use `fit(df)` alone or in a Pipeline."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
         raise NotImplementedError
 
     def _probe(self, columns: dict[str, Column]) -> list[tuple[int, ...]]:
-        """The shapes of the model's outputs for columns like these; DataError when it cannot be called with them."""
+        """The shapes of the model's outputs for such columns. Raises DataError if it cannot be called with them."""
         raise NotImplementedError
 
     def _double(self) -> bool:
@@ -116,9 +116,9 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
         store, backend = self.getOrDefault("store"), self._get_or_create_backend()
         if not isinstance(store, AbstractFilesystemStore):
             raise ValueError(f"{name} needs a store, e.g. store=Store.create('/shared/folder'); found {store!r}")
-        if store.private:
+        if store.in_one_process:
             raise StoreError(
-                f"the store {store.prefix_path} exists in this process alone: executors and ranks are others. "
+                f"the store {store.prefix_path} exists only in this process, and executors and ranks cannot reach it. "
                 "Give a path or a URL that all of them reach"
             )
         store.check()
@@ -187,13 +187,13 @@ def row_shape(shapes: Any, place: int, column: Column) -> tuple[int, ...] | None
 def check_labels(
     outputs: Sequence[tuple[int, ...]], labels: Sequence[Column], shapes: Any, compared: Sequence[bool]
 ) -> None:
-    """DataError if a loss compares single numbers and their counts differ, because frameworks would broadcast."""
+    """Raises DataError if a loss needs equal shapes and they differ, because frameworks would broadcast."""
     for index, (output, label, each) in enumerate(zip(outputs, labels, compared, strict=True)):
         shape = row_shape(shapes, index, label)
         if each and shape is not None and math.prod(output) != math.prod(shape):
             raise DataError(
                 f"label column {label.name!r} has values of shape {shape}, and the model's output for it is of shape "
-                f"{tuple(output)}: its loss compares number with number. Change the model's last layer or the column, "
+                f"{tuple(output)}: its loss needs equal shapes. Change the model's last layer or the column, "
                 "or take a loss for classes"
             )
 

@@ -1,5 +1,5 @@
 # The parameters of estimators and of the models they make: one table, from which Spark's Params and their
-# accessors are made. Touches pyspark.ml.param alone.
+# accessors are made. Touches only pyspark.ml.param.
 """`EstimatorParams` and `ModelParams`; `declare(table)` adds parameters to a class, with setters and getters."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ESTIMATOR: dict[str, Row] = {
     "loss": (None, "the loss, or a list with one per label column", None),
     "loss_weights": (None, "how much each label's loss counts", FLOATS),
     "sample_weight_col": (None, "column of each row's weight", STRING),
-    "metrics": ([], "what is measured beside the loss", None),
+    "metrics": ([], "what is measured besides the loss", None),
     "feature_cols": (None, "columns that the model is called with, in this order", STRINGS),
     "label_cols": (None, "columns that its outputs are compared with, in this order", STRINGS),
     "continuous_cols": (None, "accepted: what is not categorical is continuous", STRINGS),

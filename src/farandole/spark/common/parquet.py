@@ -1,6 +1,6 @@
 # Parquet as arrays: what is in a folder of files, and the decoding of its columns to NumPy.
-# Touches pyarrow.dataset; knows nothing of Spark, of ranks or of order.
-"""`inspect` reads footers alone; `load` reads row groups: numbers, arrays of numbers, MLlib's vectors."""
+# Touches pyarrow.dataset; does not depend on Spark, on ranks or on the order of rows.
+"""`inspect` reads only footers; `load` reads row groups: numbers, arrays of numbers, MLlib's vectors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def pack(table: Any, schema: Any = None) -> Any:
 
 
 def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
-    """DataError when a column is missing."""
+    """Raises DataError if a column is missing."""
     missing = [name for name in names if name not in known]
     if missing:
         raise DataError(

@@ -1,5 +1,5 @@
 # Saving and loading of estimators and models, as Spark's own stages are: `stage.save(path)`, `Stage.load(path)`.
-# Touches Spark's metadata files, and our pickles in Parquet beside them.
+# Touches Spark's metadata files, and our pickles in Parquet next to them.
 """A saved stage contains code (pickles): load only files from sources that you trust."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import SparkSession
 
 from ...bindings.private import spark_names
-from ...launch.calls import pack, unpack
+from ...launch.calls import pack as serialize
+from ...launch.calls import unpack as deserialize
 
 spark_names.look_at_stages()
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
@@ -29,7 +30,7 @@ class Writer(MLWriter):
         DefaultParamsWriter.saveMetadata(self.instance, path, spark, paramMap={})
         set_ones = [param for param in self.instance.params if self.instance.isSet(param)]
         values = {param.name: self.instance.getOrDefault(param) for param in set_ones}
-        data = pack(self.instance.freeze(values))
+        data = serialize(self.instance.freeze(values))
         rows = [(index, data[index : index + CHUNK]) for index in range(0, len(data), CHUNK)]
         spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
 
@@ -51,7 +52,7 @@ class Reader(MLReader[Any]):
             raise ValueError(f"{path} holds a {metadata['class']}, not a {found}")
         rows = spark.read.parquet(f"{path}/values").orderBy("place").collect()
         spark_names.take_uid(stage, metadata["uid"])
-        stage._set(**stage.thaw(unpack(b"".join(bytes(row["data"]) for row in rows))))
+        stage._set(**stage.thaw(deserialize(b"".join(bytes(row["data"]) for row in rows))))
         return stage
 
 

@@ -36,7 +36,7 @@ class Reader:
     """Batches of this rank: `for batch in reader.epoch(0)`, each a dict of arrays.
 
     Every row comes exactly once in an epoch, to one rank. Ranks have equally many batches, of `batch_size` rows but for
-    the last, which takes what is left. With `steps` an epoch has so many, and the next one goes on where it ended.
+    the last, which takes what is left. With `steps` an epoch has so many, and the next one continues where it ended.
     """
 
     store: Any
@@ -161,7 +161,7 @@ def _cut(blocks: Iterator[tuple[Columns, Array]], sizes: Sequence[int]) -> Itera
 
 
 def _stacked(values: list[Any]) -> Array:
-    """A column of a frame as an array; texts and bytes that nobody has turned into numbers stay what they are."""
+    """A column of a frame as an array; texts and bytes that were not turned into numbers stay as they are."""
     if any(isinstance(value, str | bytes) for value in values[:1]):
         return np.array(values, dtype=object)
     return np.stack(values)

@@ -16,7 +16,7 @@ import fsspec
 
 from ...bindings.private import spark_names
 
-PRIVATE = ("memory",)  # file systems that exist inside one process
+IN_ONE_PROCESS = ("memory",)  # file systems that exist inside one process
 
 
 class StoreError(RuntimeError):
@@ -114,10 +114,10 @@ class AbstractFilesystemStore(Store):
         return spark_names.local_path(self.fs, path)
 
     @property
-    def private(self) -> bool:
-        """Whether other processes cannot see its content."""
+    def in_one_process(self) -> bool:
+        """Whether only this process can see the files, as with memory://."""
         names = self.fs.protocol
-        return any(name in PRIVATE for name in ([names] if isinstance(names, str) else names))
+        return any(name in IN_ONE_PROCESS for name in ([names] if isinstance(names, str) else names))
 
     def check(self) -> None:
         """StoreError unless this process can write here."""
@@ -293,7 +293,7 @@ class HDFSStore(AbstractFilesystemStore):
         **kwargs: Any,
     ) -> None:
         if driver != "libhdfs":
-            raise StoreError(f"driver={driver!r}: pyarrow has libhdfs alone")
+            raise StoreError(f"driver={driver!r}: pyarrow supports only libhdfs")
         given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options = {name: value for name, value in given.items() if value is not None}
         super().__init__(prefix_path, storage_options={**options, **(storage_options or {})}, **kwargs)

@@ -1,5 +1,5 @@
 # What scripts import from horovod.spark.common.util.
-# Re-exports alone.
+# Only re-exports names.
 from .writing import clear_training_cache
 
 __all__ = ["clear_training_cache"]

@@ -1,6 +1,6 @@
 # Loaders that make batches of tensors from the rows of a reader: horovod.spark.data_loaders.pytorch_data_loaders.
 # Touches torch, NumPy and farandole.data.
-"""A reader is anything that gives dicts (or named tuples) of columns, of any number of rows, when it is iterated."""
+"""A reader is an iterable of dicts (or named tuples) of columns. Each dict may have any number of rows."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def _tensors(columns: dict[str, Any]) -> Batch:
 
 def _batches(parts: Iterable[Any], rows: int, window: int) -> Iterator[Batch]:
     """Batches of this many rows, the last one may be smaller; in random order within a window of rows."""
-    held: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
     count = 0
     for part in itertools.chain(map(_columns, parts), [None]):
         if part is not None:
-            held.append(part)
+            waiting.append(part)
             count += _rows(part)
             if count < max(rows, window):
                 continue
         if not count:
             continue
-        whole = _joined(held)
+        rows_of_window = _joined(waiting)
         order = torch.randperm(count).numpy() if window else np.arange(count)
-        whole = {name: values[order] for name, values in whole.items()}
+        rows_of_window = {name: values[order] for name, values in rows_of_window.items()}
         end = count if part is None else count - count % rows
         for start in range(0, end, rows):
-            yield _tensors({name: values[start : min(start + rows, end)] for name, values in whole.items()})
-        held = [{name: values[end:] for name, values in whole.items()}]
+            yield _tensors({name: values[start : min(start + rows, end)] for name, values in rows_of_window.items()})
+        waiting = [{name: values[end:] for name, values in rows_of_window.items()}]
         count -= end
 
 
 class _Loader(BaseDataLoader):
-    """What all loaders have."""
+    """The options that all loaders have."""
 
     def __init__(self, batch_size: int, name: str, limit_step_per_epoch: int, verbose: bool) -> None:
         self.batch_size = batch_size
@@ -77,14 +77,14 @@ class PytorchDataLoader(_Loader):
         self.shuffling_queue_capacity = shuffling_queue_capacity
 
     def __len__(self) -> int:
-        """Batches of a pass, where it has a limit."""
+        """The number of batches of a pass, if it has a limit."""
         if self.limit_step_per_epoch < 0:
             raise TypeError(f"the loader {self.name!r} has no limit_step_per_epoch, so it has no length")
         return self.limit_step_per_epoch
 
     def _iterate(self) -> Iterator[Batch]:
-        made = _batches(self._parts(), self.batch_size, self.shuffling_queue_capacity)
-        return itertools.islice(made, self.limit_step_per_epoch) if self.limit_step_per_epoch >= 0 else made
+        batches = _batches(self._parts(), self.batch_size, self.shuffling_queue_capacity)
+        return itertools.islice(batches, self.limit_step_per_epoch) if self.limit_step_per_epoch >= 0 else batches
 
     def _parts(self) -> Iterable[Any]:
         return self.reader  # type: ignore[no-any-return]
@@ -99,7 +99,7 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._going: Iterator[Batch] | None = None
+        self._endless: Iterator[Batch] | None = None
 
     def _parts(self) -> Iterable[Any]:
         while True:
@@ -111,9 +111,9 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
                 raise ValueError(f"the reader of the loader {self.name!r} has no rows")
 
     def _iterate(self) -> Iterator[Batch]:
-        if self._going is None:
-            self._going = _batches(self._parts(), self.batch_size, self.shuffling_queue_capacity)
-        return itertools.islice(self._going, self.limit_step_per_epoch if self.limit_step_per_epoch >= 0 else None)
+        if self._endless is None:
+            self._endless = _batches(self._parts(), self.batch_size, self.shuffling_queue_capacity)
+        return itertools.islice(self._endless, self.limit_step_per_epoch if self.limit_step_per_epoch >= 0 else None)
 
 
 class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):

@@ -1,5 +1,5 @@
 # The face of Spark's estimator for Keras.
-# Re-exports alone.
+# Only re-exports names.
 """Stands where a script has `horovod.spark.keras`."""
 
 from __future__ import annotations

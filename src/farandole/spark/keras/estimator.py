@@ -8,7 +8,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ...launch.calls import pack, unpack
+from ...launch.calls import pack as serialize
+from ...launch.calls import unpack as deserialize
 from ..common.estimator import HorovodEstimator, check_labels, check_shapes
 from ..common.model import HorovodModel, Predict
 from ..common.params import declare
@@ -84,7 +85,7 @@ class KerasEstimator(HorovodEstimator):
 
     def _payload(self) -> bytes:
         optimizer = self._given("optimizer")
-        return pack(
+        return serialize(
             {
                 "custom_objects": self.getOrDefault("custom_objects"),
                 "model": self._packed(),
@@ -169,7 +170,7 @@ def _freeze(values: dict[str, Any]) -> dict[str, Any]:
         made["model"] = models.packed(values["model"])
     optimizer = values.get("optimizer")
     if optimizer is not None and not isinstance(optimizer, str):
-        made["optimizer"] = pack(load(library).optimizers.serialize(optimizer))
+        made["optimizer"] = serialize(load(library).optimizers.serialize(optimizer))
     return made if library == KERAS else {**made, MARK: library}
 
 
@@ -179,5 +180,7 @@ def _thaw(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("model") is not None:
         made["model"] = models.unpacked(values["model"], custom, library)
     if isinstance(values.get("optimizer"), bytes):
-        made["optimizer"] = load(library).optimizers.deserialize(unpack(values["optimizer"]), custom_objects=custom)
+        made["optimizer"] = load(library).optimizers.deserialize(
+            deserialize(values["optimizer"]), custom_objects=custom
+        )
     return made

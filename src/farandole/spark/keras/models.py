@@ -45,8 +45,8 @@ def compares_numbers(loss: Any, library: str = KERAS) -> bool:
 
 def packed(model: Any) -> bytes:
     """A model as bytes."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "model.keras")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
         model.save(path)
         return path.read_bytes()
 
@@ -54,8 +54,8 @@ def packed(model: Any) -> bytes:
 def unpacked(data: bytes, custom_objects: Any, library: str = KERAS) -> Any:
     """A model from such bytes. Lambdas are allowed, because the model is the user's own."""
     keras = load(library)
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "model.keras")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
         path.write_bytes(data)
         return keras.saving.load_model(path, custom_objects=custom_objects or None, safe_mode=False)
 

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from ...launch.calls import unpack
+from ...launch.calls import unpack as deserialize
 from ..common.datamodule import data_of
 from ..common.parquet import Array, Columns
 from ..common.task import Progress, Result, Task
@@ -73,8 +73,8 @@ def _recorder(task: Task, history: dict[str, list[float]], library: str) -> Any:
             if self._progress is not None:
                 if task.remote.saving_runs:
                     self._progress.checkpoint(_with_history(models.packed(self.model), history))
-                words = ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
-                self._progress.note(history, f"epoch {epoch + 1} of {task.options['epochs']}: {words}")
+                text = ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
+                self._progress.note(history, f"epoch {epoch + 1} of {task.options['epochs']}: {text}")
 
     return Recorder()
 
@@ -130,15 +130,15 @@ def _resumed(task: Task, held: dict[str, Any], library: str) -> tuple[Any, dict[
     data = task.remote.store.read(task.remote.checkpoint_path)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         history = json.loads(archive.read(HISTORY))
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "model.keras")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
         path.write_bytes(data)
         saved = keras.saving.load_model(path, custom_objects=held["custom_objects"], safe_mode=False)
     model = _compiled(task, held, library)  # with the user's options; the file has only those of Keras
     model.set_weights(saved.get_weights())
     model.optimizer.build(model.trainable_variables)
-    for mine, theirs in zip(model.optimizer.variables, saved.optimizer.variables, strict=True):
-        mine.assign(theirs)
+    for variable, saved_variable in zip(model.optimizer.variables, saved.optimizer.variables, strict=True):
+        variable.assign(saved_variable)
     return model, history
 
 
@@ -148,7 +148,7 @@ def train(task: Task, library: str = KERAS) -> Result | None:
     hvd.init()
     _choose_gpu(task.options["use_gpu"], library)
     keras.utils.set_random_seed(task.seed)
-    held, options = unpack(task.payload), task.options
+    held, options = deserialize(task.payload), task.options
     history: dict[str, list[float]] = {}
     if task.resume:
         model, history = _resumed(task, held, library)

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...launch.calls import pack, unpack
+from ...launch.calls import pack as serialize
+from ...launch.calls import unpack as deserialize
 from . import models
 from .library import KERAS, LEGACY, binding, load
 
@@ -58,9 +59,11 @@ class TFKerasUtil:
     @staticmethod
     def serialize_optimizer(optimizer: Any) -> str:
         """An optimizer's settings as text."""
-        return base64.b64encode(pack(TFKerasUtil.keras().optimizers.serialize(optimizer))).decode()
+        return base64.b64encode(serialize(TFKerasUtil.keras().optimizers.serialize(optimizer))).decode()
 
     @staticmethod
     def deserialize_optimizer(text: str, custom_objects: Any = None) -> Any:
         """An optimizer with such settings."""
-        return TFKerasUtil.keras().optimizers.deserialize(unpack(base64.b64decode(text)), custom_objects=custom_objects)
+        return TFKerasUtil.keras().optimizers.deserialize(
+            deserialize(base64.b64decode(text)), custom_objects=custom_objects
+        )

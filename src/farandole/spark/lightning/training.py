@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import farandole.torch as hvd
 
 from ...base.named import module_of
-from ...launch.calls import unpack
+from ...launch.calls import unpack as deserialize
 from ...lightning.trees import strategy
 from ..common.datamodule import data_of
 from ..common.parquet import Columns
@@ -26,15 +26,15 @@ from ..common.task import Progress, Result, Task
 from ..torch.batches import Inputs, as_list, number_type, takes_classes, tensor
 from ..torch.training import Losses, per_label, transform_outputs
 
-TREES = ("lightning.pytorch", "pytorch_lightning")
+LIGHTNING_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def tree_of(model: Any) -> str | None:
-    """The package whose LightningModule a model is."""
-    for tree in TREES:
-        known = sys.modules.get(tree)
+def lightning_package_of(model: Any) -> str | None:
+    """The package of Lightning that the model's class comes from; None for a plain module."""
+    for name in LIGHTNING_PACKAGES:
+        known = sys.modules.get(name)
         if known is not None and isinstance(model, known.LightningModule):
-            return tree
+            return name
     return None
 
 
@@ -43,7 +43,7 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
     losses = as_list(held["loss"]) if held["loss"] is not None else [
         make() for make in as_list(held["loss_constructors"])
     ]  # fmt: skip
-    lightning: Any = module_of(TREES[0])
+    lightning: Any = module_of(LIGHTNING_PACKAGES[0])
 
     class Wrapped(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -139,15 +139,15 @@ def _recorder(tree: str, task: Task, rows: Rows) -> Any:
             self.history.append({"epoch": trainer.current_epoch, **found})
             rows.epoch = trainer.current_epoch + 1
             if task.remote.saving_runs:
-                with tempfile.TemporaryDirectory() as place:
-                    path = Path(place, "last.ckpt")
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder, "last.ckpt")
                     trainer.save_checkpoint(path)
                     if self._progress is not None:
                         self._progress.checkpoint(path.read_bytes())
             if self._progress is not None:
-                words = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+                text = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
                 number, of = trainer.current_epoch + 1, task.options["epochs"]
-                self._progress.note(self.history, f"epoch {number} of {of}: {words}")
+                self._progress.note(self.history, f"epoch {number} of {of}: {text}")
 
         def state_dict(self) -> dict[str, Any]:
             """For Lightning's checkpoints."""
@@ -167,25 +167,25 @@ def _checkpoint(task: Task) -> Iterator[str | None]:
     if not task.resume:
         yield None
         return
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "last.ckpt")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "last.ckpt")
         path.write_bytes(task.remote.store.read(task.remote.checkpoint_path))
         yield str(path)
 
 
 def train(task: Task) -> Result | None:
     """In each rank."""
-    for name in TREES:
+    for name in LIGHTNING_PACKAGES:
         # Before the model is read: its class decides which of the two it belongs to.
         with contextlib.suppress(ImportError):
             module_of(name)
     hvd.init()
     torch.manual_seed(task.seed)
-    held, options = unpack(task.payload), task.options
+    held, options = deserialize(task.payload), task.options
     plain = held["model"]
-    own = tree_of(plain)
-    model = plain if own is not None else wrapped(plain, held, task)
-    tree = own or TREES[0]
+    package = lightning_package_of(plain)
+    model = plain if package is not None else wrapped(plain, held, task)
+    tree = package or LIGHTNING_PACKAGES[0]
     data = data_of(task, hvd.rank(), hvd.size())
     dtype = number_type(plain)
     rows, val = Rows(task, data, dtype, True), Rows(task, data, dtype, False) if data.val_steps else None

@@ -18,17 +18,17 @@ from farandole.world import basics
 def work(config: TfDataServiceConfig) -> None:
     """What each rank does."""
     compute_worker_fn(config)
-    barrier()  # all have heard the end before anybody leaves
+    barrier()  # no rank leaves before all know that the service ends
     basics.shutdown()
 
 
 def main() -> None:
     """The driver."""
-    words = parser("Workers of a data service in the slots of a Spark application.")
-    words.add_argument(
+    options = parser("Workers of a data service in the slots of a Spark application.")
+    options.add_argument(
         "--num-proc", type=int, default=None, help="workers; spark.default.parallelism when it is not given"
     )
-    asked = words.parse_args()
+    asked = options.parse_args()
     spark = SparkSession.builder.getOrCreate()
     try:
         count = session.default_parallelism(spark) if asked.num_proc is None else asked.num_proc

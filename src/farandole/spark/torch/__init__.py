@@ -1,5 +1,5 @@
 # The face of Spark's estimator for PyTorch.
-# Re-exports alone.
+# Only re-exports names.
 """Stands where a script has `horovod.spark.torch`."""
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ...launch.calls import unpack
+from ...launch.calls import unpack as deserialize
 from ..common.parquet import Array, Column, Columns, DataError
 
 INDEXED = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss)
@@ -46,8 +46,8 @@ ELEMENTWISE_FUNCTIONS = (
 def compares_numbers(loss: Any) -> bool:
     """Whether a loss, or the class that makes it, compares each number of an output with one of the label."""
     kind: Any = loss if isinstance(loss, type) else type(loss)
-    own = any(issubclass(kind, one) and kind.forward is one.forward for one in ELEMENTWISE)
-    return own or loss in ELEMENTWISE_FUNCTIONS
+    is_elementwise = any(issubclass(kind, one) and kind.forward is one.forward for one in ELEMENTWISE)
+    return is_elementwise or loss in ELEMENTWISE_FUNCTIONS
 
 
 def takes_classes(loss: Any) -> bool:
@@ -123,7 +123,7 @@ class Predictor:
 
     def __call__(self) -> Any:
         """The function from columns to outputs."""
-        model = unpack(self._model)
+        model = deserialize(self._model)
         device = torch.device("cuda" if self._use_gpu and torch.cuda.is_available() else "cpu")
         model.to(device).eval()
 
@@ -146,10 +146,10 @@ class Predictor:
 
 
 def probe(model: bytes, inputs: Inputs, columns: dict[str, Column], labels: list[str]) -> list[tuple[int, ...]]:
-    """The shapes of a row's outputs; DataError when the model cannot be called with such columns."""
+    """The shapes of a row's outputs. Raises DataError if the model cannot be called with such columns."""
     batch = {name: np.zeros((2, *columns[name].shape), columns[name].dtype) for name in inputs.features}
     try:
-        found = Predictor(model, inputs, False)()(batch)
+        found = Predictor(model, inputs, use_gpu=False)()(batch)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in inputs.features)
         raise DataError(f"the model cannot be called with {shapes}: {error}") from error

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ...launch.calls import pack, unpack
+from ...launch.calls import pack as serialize
+from ...launch.calls import unpack as deserialize
 from ..common.estimator import HorovodEstimator, check_labels, check_shapes
 from ..common.model import HorovodModel, Predict
 from ..common.params import declare
@@ -65,7 +66,7 @@ class TorchEstimator(HorovodEstimator):
         features, labels = self.getOrDefault("feature_cols"), self.getOrDefault("label_cols")
         check_shapes(self.getOrDefault("input_shapes"), features, columns, "input_shapes")
         check_shapes(self.getOrDefault("label_shapes"), labels, columns, "label_shapes")
-        found = batches.probe(pack(self.getOrDefault("model")), self._inputs(), columns, labels)
+        found = batches.probe(serialize(self.getOrDefault("model")), self._inputs(), columns, labels)
         compared = [batches.compares_numbers(loss) for loss in self._losses()]
         if compared:
             check_labels(found, [columns[name] for name in labels], self.getOrDefault("label_shapes"), compared)
@@ -81,7 +82,7 @@ class TorchEstimator(HorovodEstimator):
     def _payload(self) -> bytes:
         names = ("model", "optimizer", "loss", "loss_constructors", "metrics")
         # One pickle, so that the optimizer still holds the parameters of the model.
-        return pack({name: self.getOrDefault(name) for name in names})
+        return serialize({name: self.getOrDefault(name) for name in names})
 
     def _work(self) -> Callable[[Task], Result | None]:
         return train
@@ -91,7 +92,7 @@ class TorchEstimator(HorovodEstimator):
         return TorchModel
 
     def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
-        model, optimizer = unpack(pack((self.getOrDefault("model"), self.getOrDefault("optimizer"))))
+        model, optimizer = deserialize(serialize((self.getOrDefault("model"), self.getOrDefault("optimizer"))))
         state = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -131,7 +132,7 @@ class TorchModel(HorovodModel):
     def get_prediction_fn(self) -> Callable[[Any, dict[str, Any]], Any] | None:
         """A function from the model and one row, a dict by column, to the row's output.
 
-        For classes that build on this one: theirs may call it, or be another. Where nobody has one of their own, or
+        For classes that build on this one: theirs may call it, or be another. If no class has one of their own, or
         it is None, the model is called with batches of the feature columns, which gives the same.
         """
         return batches.Row(self._tensors())
@@ -152,4 +153,4 @@ class TorchModel(HorovodModel):
 
     def _loader(self) -> Callable[[], Predict]:
         inputs, use_gpu, by_row = self._tensors(), self.getOrDefault("use_gpu"), self._own_prediction()
-        return batches.Predictor(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)
+        return batches.Predictor(serialize(self.getOrDefault("model")), inputs, use_gpu, by_row)

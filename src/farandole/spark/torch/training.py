@@ -14,7 +14,7 @@ import torch
 
 import farandole.torch as hvd
 
-from ...launch.calls import unpack
+from ...launch.calls import unpack as deserialize
 from ..common.datamodule import data_of
 from ..common.parquet import Columns
 from ..common.task import Progress, Result, Task
@@ -61,7 +61,7 @@ class Training:
 
     def __init__(self, task: Task) -> None:
         self._task, options = task, task.options
-        held = unpack(task.payload)
+        held = deserialize(task.payload)
         gpu = options["use_gpu"] and torch.cuda.is_available()
         self._device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if gpu else "cpu"
         self.model = held["model"].to(self._device)
@@ -118,9 +118,9 @@ class Training:
 
     def _step(self, number: int, last: bool, batch: Batch) -> tuple[Any, torch.Tensor]:
         inputs, labels, weights = batch
-        own = self._task.options["train_minibatch_fn"]
-        if own is not None:
-            found: tuple[Any, torch.Tensor] = own(
+        user_function = self._task.options["train_minibatch_fn"]
+        if user_function is not None:
+            found: tuple[Any, torch.Tensor] = user_function(
                 self.model, self.optimizer, transform_outputs, self._loss, inputs, labels, weights
             )
             return found

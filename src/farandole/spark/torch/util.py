@@ -1,5 +1,5 @@
 # The names of horovod.spark.torch.util and horovod.spark.lightning.util.
-# Touches the launcher's pickles.
+# Touches launch.calls.
 """Objects as text, and as files in memory."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from ...launch.calls import pack, unpack
+from ...launch.calls import pack as serialize
+from ...launch.calls import unpack as deserialize
 
 
 def is_module_available(module_name: str) -> bool:
@@ -28,11 +29,11 @@ def is_module_available_fn() -> Callable[[str], bool]:
 
 
 def _serialize(obj: Any) -> str:
-    return base64.b64encode(pack(obj)).decode()
+    return base64.b64encode(serialize(obj)).decode()
 
 
 def _deserialize(text: str) -> Any:
-    return unpack(base64.b64decode(text))
+    return deserialize(base64.b64decode(text))
 
 
 def serialize_fn() -> Callable[[Any], str]:

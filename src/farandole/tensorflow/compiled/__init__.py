@@ -1,5 +1,5 @@
 # The compiled operations: built at first use for the installed TensorFlow, loaded, and connected to an engine.
-# Touches TensorFlow, config, farandole.bindings.compiled and native.
+# Touches TensorFlow, base.config, bindings.compiled and engine.native.
 """Call `prepare()` after init. `library()` is TensorFlow's module of operations, or None if callbacks are used."""
 
 from __future__ import annotations

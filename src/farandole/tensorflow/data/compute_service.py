@@ -1,5 +1,5 @@
 # Both sides of the data service: what compute workers run, and how a training job finds and uses them.
-# Touches tf.data's service, rendezvous.key_value, interfaces and runtime.
+# Touches tf.data's service; the rooms bindings.private, operations, rendezvous and world.
 """Replaces `horovod.tensorflow.data.compute_service` in scripts."""
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     if number >= compute_config.dispatchers:
         raise ValueError(f"rank {rank} has no dispatcher: there are {compute_config.dispatchers}; give each rank one")
     client = compute_config.compute_client()
-    own = compute_config.dispatcher_side == "training" and (compute_config.dispatchers > 1 or rank == 0)
-    with _dispatcher(compute_config, number) if own else contextlib.nullcontext():
+    starts_dispatcher = compute_config.dispatcher_side == "training" and (compute_config.dispatchers > 1 or rank == 0)
+    with _dispatcher(compute_config, number) if starts_dispatcher else contextlib.nullcontext():
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         client.wait_for_dispatcher_worker_registration(
             number, compute_config.workers_per_dispatcher, compute_config.timeout
@@ -209,8 +209,8 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     index, per = basics.rank(), compute_config.workers_per_dispatcher
     number, worker = divmod(index, per)
     client = compute_config.compute_client()
-    own = compute_config.dispatcher_side == "compute" and worker == 0
-    with _dispatcher(compute_config, number) if own else contextlib.nullcontext():
+    starts_dispatcher = compute_config.dispatcher_side == "compute" and worker == 0
+    with _dispatcher(compute_config, number) if starts_dispatcher else contextlib.nullcontext():
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         service = tf.data.experimental.service
         server = service.WorkerServer(

@@ -1,5 +1,5 @@
 # The binding to tf.keras: Horovod's names for Keras 3 on TensorFlow, and for tf_keras.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.tensorflow.keras` in scripts."""
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def DistributedOptimizer(
     """An optimizer that applies the average of all ranks' gradients. Do not use the given `optimizer` afterwards."""
     groups = chosen_groups(num_groups, groups)
     if chosen_op(op, None) == Adasum:
-        raise ValueError("op=Adasum does not go with Keras optimizers")
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
     if legacy() and hasattr(optimizer, "apply_gradients"):
         reduction = Reduction(
             compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients

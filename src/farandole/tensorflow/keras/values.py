@@ -1,5 +1,5 @@
 # Allreduce outside the training step for tf.keras: with TensorFlow's compressors, for Keras 3 and tf_keras.
-# Touches TensorFlow, compression, the NumPy layer and farandole.keras.
+# Touches TensorFlow; the rooms keras, operations, tensorflow.compression and tensorflow.framework.
 """The other functions for values are the same for all kinds of Keras."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # The torch.distributed backend. Importing this registers it, unless torch's import has done so (see autoload.py).
-# Re-exports alone.
+# Only re-exports names.
 """`torch.distributed.init_process_group("farandole")`: for DDP, FSDP2 and everything else that uses torch.distributed.
 
 >>> import torch, farandole.torch.distributed, torch.distributed as dist

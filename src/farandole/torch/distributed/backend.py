@@ -1,5 +1,5 @@
 # Makes groups of torch.distributed: the default group is this process's world; the members make the other groups.
-# Touches torch, config, runtime, operations and the detection of launchers.
+# Touches torch; the rooms autoload, base, bindings.private, clusters and world; other files of this room.
 """torch calls `create` for `init_process_group("farandole")` and for `new_group`."""
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def create(opts: Any, kind: type[Face]) -> Face:
     ranks = list(opts.global_ranks_in_group)
     try:
         if not ranks:
-            ours = not runtime.initialized
+            starts_world = not runtime.initialized
             world = _join(opts.store, opts.group_rank, opts.group_size)
             begin_anew(world)
             members = Members(tuple(range(opts.group_size)), opts.group_rank)
-            close = runtime.close if ours else lambda: None
+            close = runtime.close if starts_world else lambda: None
             return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
         default = dist.group.WORLD
         world = _join(default_store(), default.rank(), default.size())

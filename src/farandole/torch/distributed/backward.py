@@ -1,5 +1,5 @@
 # Finds allreduces of DDP's buckets: their futures are taken inside a backward pass, which raises their errors.
-# Touches torch, private and work.
+# Touches torch; the room bindings.private; the file work.
 """DDP takes the future of each bucket's allreduce inside the backward pass and waits for all futures at its end."""
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Members:
 
     def from_core(self, items: Sequence[Any]) -> list[Any]:
         """Changes items from the core's order to the order of `ranks`."""
-        place = {rank: at for at, rank in enumerate(sorted(self.ranks))}
-        return [items[place[rank]] for rank in self.ranks]
+        member = {rank: at for at, rank in enumerate(sorted(self.ranks))}
+        return [items[member[rank]] for rank in self.ranks]
 
     def to_core(self, items: Sequence[Any]) -> list[Any]:
         """Changes items from the order of `ranks` to the core's order."""
@@ -168,14 +168,14 @@ def _reduce_scatter(
         return Plan([request], [output], lambda outcomes: target.land())
     # The core scatters only sums and averages in equal shares. All others are reduced as a whole.
     index = sorted(members.ranks).index(members.ranks[members.me])
-    mine = slice(sum(counts[:index]), sum(counts[: index + 1]))
+    own_part = slice(sum(counts[:index]), sum(counts[: index + 1]))
     total = whole if fresh else whole.clone()
     plan = allreduce(total, Reduction(reduction.op, None, reduction.bitwise), members)
     before = plan.finish
 
     def finish(outcomes: list[Outcome]) -> None:
         before(outcomes)
-        output.detach().copy_(total[mine].view(output.shape))
+        output.detach().copy_(total[own_part].view(output.shape))
 
     return Plan(plan.requests, [output], finish)
 

@@ -1,5 +1,5 @@
 # "cpu:farandole,cuda:nccl": a group that uses another backend of torch for CUDA tensors.
-# Touches torch, private and group.
+# Touches torch; the room bindings.private; the file group.
 """The device of the first tensor decides which backend runs an operation."""
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def compose(create: Callable[[Any, type[Composed]], Any], far: str, opts: Any, o
     else:
         made = dist.ProcessGroupGloo(store, opts.group_rank, opts.group_size, timeout=opts.timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
-    beside: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
-    group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{far}", beside)
+    far_group: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
+    group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{far}", far_group)
     group: Composed = create(opts, Composed)
-    group.far = beside
+    group.far = far_group
     return group

@@ -1,5 +1,5 @@
 # The backend as an object in Python that torch puts into its own process group, for the devices that it serves.
-# Touches torch, private and operations; imported where torch has `dist.BackendBase`.
+# Touches torch; the room bindings.private; the file operations. Imported where torch has `dist.BackendBase`.
 """Torch itself composes "cpu:farandole,cuda:nccl" and records what groups do; no private method is overridden."""
 
 from __future__ import annotations

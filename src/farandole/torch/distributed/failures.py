@@ -21,11 +21,11 @@ def translated(what: str, failure: Exception) -> Any:
     return dist.DistBackendError(f"{what}: {failure}")
 
 
-def late(group: Any, what: str, error: errors.FarandoleTimeout) -> Any:
+def timeout_error(group: Any, what: str, error: errors.FarandoleTimeout) -> Any:
     """The error after a timeout, with the missing ranks: each rank that times out writes a key and reads those of
     others.
     """
-    text = f"{what} was not done after {error.seconds:g} s"
+    text = f"{what} did not finish within {error.seconds:g} s"
     try:
         missing = _missing(group, what)
     except Exception as problem:  # the store may have ended together with the missing rank

@@ -1,5 +1,5 @@
 # Gives a number in the engine to groups that only their members make.
-# Touches torch, engine and runtime.
+# Touches torch; the rooms bindings.private, engine and world; the file collectives.
 """Every member calls `found`. The default group needs no number."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # The operations of torch.distributed on one group of the engine, for both kinds of object that torch accepts.
-# Touches torch, runtime, collectives, membership, backward and work.
+# Touches torch; the rooms base, engine and world; other files of this room.
 """`Operations` is a mixin: group.py adds it to torch's process group, device_backend.py to torch's backend."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Operations:
         return work
 
     def _use_huge_pages(self, memory: Any) -> None:
-        """A tensor that comes for the third time, such as a bucket of DDP, will come again: huge pages are worth it
+        """A tensor used for the third time, such as a bucket of DDP, will be used again: huge pages are worth it
         then.
         """
         if memory is None:
@@ -138,9 +138,9 @@ class Operations:
     def reduce(self, tensors: Any, root: Any = None, op: Any = dist.ReduceOp.SUM, timeout: Any = None) -> Work:
         """The root gets the result."""
         opts = root if isinstance(root, dist.ReduceOptions) else None
-        place = opts.rootRank if opts is not None else root
+        member = opts.rootRank if opts is not None else root
         reduction = reduction_of(opts.reduceOp if opts is not None else op)
-        plan = collectives.reduce(only(tensors, "reduce"), reduction, self._root(place), self.members)
+        plan = collectives.reduce(only(tensors, "reduce"), reduction, self._root(member), self.members)
         return self._begin("reduce", plan, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
@@ -169,8 +169,8 @@ class Operations:
     def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Work:
         """Copies the root's tensor, in place."""
         opts = root if isinstance(root, dist.BroadcastOptions) else None
-        place = opts.rootRank if opts is not None else root
-        plan = collectives.broadcast(only(tensors, "broadcast"), self._root(place), self.members)
+        member = opts.rootRank if opts is not None else root
+        plan = collectives.broadcast(only(tensors, "broadcast"), self._root(member), self.members)
         return self._begin("broadcast", plan, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
@@ -202,17 +202,17 @@ class Operations:
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Work:
         """The root gets one tensor from each rank."""
         opts = root if isinstance(root, dist.GatherOptions) else None
-        place = opts.rootRank if opts is not None else root
+        member = opts.rootRank if opts is not None else root
         pieces = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
-        plan = collectives.gather(pieces, only(inputs, "gather"), self._root(place), self.members)
+        plan = collectives.gather(pieces, only(inputs, "gather"), self._root(member), self.members)
         return self._begin("gather", plan, opts)
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Work:
         """The root sends one tensor to each rank."""
         opts = root if isinstance(root, dist.ScatterOptions) else None
-        place = opts.rootRank if opts is not None else root
+        member = opts.rootRank if opts is not None else root
         pieces = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
-        plan = collectives.scatter(only(outputs, "scatter"), pieces, self._root(place), self.members)
+        plan = collectives.scatter(only(outputs, "scatter"), pieces, self._root(member), self.members)
         return self._begin("scatter", plan, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Work:
@@ -234,20 +234,20 @@ class Operations:
 
     # --- transfers, barriers ---
 
-    def send(self, tensors: Any, place: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, member: int, tag: int = 0) -> Work:
         """Sends to one rank of the group."""
-        plan = collectives.send(only(tensors, "send"), self.ranks[self._root(place)], tag)
-        return self._begin(f"send to rank {place} with tag {tag}", plan)
+        plan = collectives.send(only(tensors, "send"), self.ranks[self._root(member)], tag)
+        return self._begin(f"send to rank {member} with tag {tag}", plan)
 
-    def recv(self, tensors: Any, place: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, member: int, tag: int = 0) -> Work:
         """Receives from one rank of the group."""
-        plan = collectives.receive(only(tensors, "recv"), self.ranks[self._root(place)], tag)
-        return self._begin(f"recv from rank {place} with tag {tag}", plan)
+        plan = collectives.receive(only(tensors, "recv"), self.ranks[self._root(member)], tag)
+        return self._begin(f"recv from rank {member} with tag {tag}", plan)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receives from the rank that sends first; the work's `source_rank` tells which one."""
         plan = collectives.receive(only(tensors, "recv"), -1, tag)
-        return self._begin(f"recv from anybody with tag {tag}", plan)
+        return self._begin(f"recv from any rank with tag {tag}", plan)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """Is done when every rank has called it."""
@@ -273,23 +273,25 @@ class Operations:
             return
         missing: list[int] = []
         works = [
-            self._begin("monitored_barrier", collectives.receive(word.clone(), self.ranks[place], MONITOR))
-            for place in others
+            self._begin("monitored_barrier", collectives.receive(word.clone(), self.ranks[member], MONITOR))
+            for member in others
         ]
-        for place, work in zip(others, works, strict=True):
+        for member, work in zip(others, works, strict=True):
             try:
                 work.wait(left())
             except dist.DistBackendError as error:
-                missing.append(place)
+                missing.append(member)
                 if not wait_all_ranks:
                     raise dist.DistBackendError(
-                        f"monitored_barrier: rank {place} did not come in {seconds:g} s: {error}"
+                        f"monitored_barrier: rank {member} did not reach the barrier within {seconds:g} s: {error}"
                     ) from error
         if missing:
             names = ", ".join(map(str, missing))
-            raise dist.DistBackendError(f"monitored_barrier: ranks {names} did not come in {seconds:g} s")
-        for place in others:
-            self._begin("monitored_barrier", collectives.send(word, self.ranks[place], MONITOR)).wait()
+            raise dist.DistBackendError(
+                f"monitored_barrier: ranks {names} did not reach the barrier within {seconds:g} s"
+            )
+        for member in others:
+            self._begin("monitored_barrier", collectives.send(word, self.ranks[member], MONITOR)).wait()
 
     def start_coalescing(self) -> None:
         """From now on, operations are also collected for the work that `end_coalescing` returns."""
@@ -305,10 +307,10 @@ class Operations:
 
         return Work(Operation(self.world, [], "coalesced operations", (), finish), self, self._timeout)
 
-    def _root(self, place: Any) -> int:
-        if not 0 <= place < self.members.size:
-            raise ValueError(f"rank {place} is not in the group, which has {self.members.size} ranks")
-        return int(place)
+    def _root(self, member: Any) -> int:
+        if not 0 <= member < self.members.size:
+            raise ValueError(f"rank {member} is not in the group, which has {self.members.size} ranks")
+        return int(member)
 
     # --- names, timeouts, splitting, ending ---
 
@@ -322,7 +324,7 @@ class Operations:
 
     def part(self: Face, places: Sequence[int], store: Any, timeout: timedelta | None, name: str) -> Face:
         """A new group of some of the members; this rank must be one of them."""
-        members = Members(tuple(self.ranks[place] for place in places), list(places).index(self.members.me))
+        members = Members(tuple(self.ranks[member] for member in places), list(places).index(self.members.me))
         number = found(self.world, members, store)
         return type(self)(self.world, number, members, store, timeout or self._timeout, name)
 

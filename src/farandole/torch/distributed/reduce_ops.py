@@ -57,5 +57,5 @@ def reduction_of(op: Any) -> Reduction:
     if kind in _BITWISE:
         return Reduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
     if kind not in _OPS:
-        raise ValueError(f"{kind} is no reduction that this backend knows")
+        raise ValueError(f"{kind} is not a reduction that this backend supports")
     return Reduction(_OPS[kind], factor)

@@ -1,5 +1,5 @@
 # The rendezvous of torch.distributed in a job of our launcher, or of a launcher that the package detects.
-# Touches torch, config, runtime, objects, rendezvous and the detection of launchers.
+# Touches torch; the rooms base, clusters, operations, rendezvous and world.
 """torch needs MASTER_ADDR and MASTER_PORT. If they are not set, rank 0 serves a store and announces its address."""
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NOTE_SECONDS = 3.0  # an address that gives no answer costs this time once
 REMEDY = "set MASTER_ADDR and MASTER_PORT, or name the interface with HOROVOD_GLOO_IFACE"
 
 
-def answer(theirs: Callable[..., Any], url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Any:
+def answer(original: Callable[..., Any], url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Any:
     """Handles `env://`. If torch's variables are not set, torch would fail; our launcher knows all ranks."""
-    told = all(environment().get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
-    return theirs(url, timeout=timeout, **more) if told or not launched() else meet(timeout)
+    has_address = all(environment().get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return original(url, timeout=timeout, **more) if has_address or not launched() else meet(timeout)
 
 
 def launched() -> bool:

@@ -1,5 +1,5 @@
 # Pending operations for torch.distributed: Work objects, their futures, and the threads that complete the futures.
-# Touches torch, engine, runtime and failures.
+# Touches torch; the rooms base, engine and world; the file failures.
 """Users hold a `Work`. Its `Operation` continues also after the user has dropped the `Work`."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Operation:
         if self.done:
             return
         if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
-            raise errors.FarandoleTimeout(f"{self.what} was not done after {seconds:g} s", seconds=seconds)
+            raise errors.FarandoleTimeout(f"{self.what} did not finish within {seconds:g} s", seconds=seconds)
         try:
             if not self.done:
                 self._complete(seconds, passive)
@@ -167,14 +167,14 @@ class Work(dist.Work):  # type: ignore[misc]
         self.awaited = False  # `deliver` is called before anyone waits for the future
 
     def wait(self, timeout: timedelta | None = None, passive: bool = False) -> bool:
-        """Waits until it is done. DistBackendError if it failed or took too long."""
+        """Waits until it is done. Raises DistBackendError if it failed or took too long."""
         operation = self._operation
         chosen = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
         if not operation.done:
             try:
                 operation.wait(None if chosen is None else chosen.total_seconds(), passive)
             except errors.FarandoleTimeout as error:
-                raise failures.late(self._group, operation.what, error) from None
+                raise failures.timeout_error(self._group, operation.what, error) from None
         if operation.failure is not None:
             raise failures.translated(operation.what, operation.failure) from operation.failure
         return True

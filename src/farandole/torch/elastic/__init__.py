@@ -1,5 +1,5 @@
 # Elastic training for PyTorch: Horovod's names, and exact data order, checkpoints and reproducible bits.
-# Re-exports alone.
+# Only re-exports names.
 """Replaces `horovod.torch.elastic` in scripts."""
 
 from __future__ import annotations

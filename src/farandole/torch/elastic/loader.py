@@ -1,5 +1,5 @@
 # ElasticDataLoader: gives every sample of an epoch exactly once, without padding, also when ranks join or leave.
-# Touches torch, elastic/sampler, elastic/virtual and runtime.
+# Touches torch; the rooms elastic and world.
 """The only state is the epoch and a cursor in its order of samples. The cursor does not move when torch fetches a batch
 in advance."""
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ...elastic.sampler import Share, dealt, mixed_seed, next_cursor, order, shares
+from ...elastic.sampler import Share, mixed_seed, next_cursor, order, share_of_rank, shares
 from ...elastic.virtual import checked_size
 from ...world.runtime import runtime
 
@@ -165,7 +165,9 @@ class ElasticDataLoader:
         """For each remaining step: the number, samples and share of each part that this rank fetches."""
         length, cursor, parts, size = len(self.dataset), self.cursor, self.parts, self.batch_size
         world = runtime.world.engine
-        own_parts = dealt(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
+        own_parts = (
+            share_of_rank(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
+        )
         samples = order(length, self.seed, self.epoch, self.shuffle)
         while step := shares(cursor, length, parts, size):
             fetched = []

@@ -1,5 +1,5 @@
 # ElasticSampler: divides an epoch's samples among the current ranks, and remembers how many are done.
-# Touches torch, elastic/sampler and runtime.
+# Touches torch; the rooms elastic and world.
 """Like Horovod's sampler, with padding: all ranks have the same number of samples. It marks the repeated ones."""
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
         left = self.remaining_indices
         places = range(self.rank, self.total_size, self.num_replicas)
         # If very few samples remain, some are used more than twice, so that each rank has one.
-        self.indices = [left[place % len(left)] for place in places]
-        self.padded = frozenset(number for number, place in enumerate(places) if place >= len(left))
+        self.indices = [left[position % len(left)] for position in places]
+        self.padded = frozenset(number for number, position in enumerate(places) if position >= len(left))
         return iter(self.indices)
 
     def __len__(self) -> int:

@@ -87,7 +87,7 @@ def _copied(items: State) -> State:
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in items.items()}
 
 
-def _overlap(items: State, bucket: Bucket, place: int, ranks: int, target: int) -> dict[str, tuple[int, Any]]:
+def _overlap(items: State, bucket: Bucket, member: int, ranks: int, target: int) -> dict[str, tuple[int, Any]]:
     """The part that the share of `target` takes from the share of rank `place` of `ranks`: where it begins, and values.
 
     It takes all of what is not divided (the number of steps); the beginning is then -1.
@@ -98,9 +98,9 @@ def _overlap(items: State, bucket: Bucket, place: int, ranks: int, target: int) 
         if not is_divided(value, (share,), key):
             found[key] = (-1, value)
             continue
-        begin = max(place * share, target * bucket.share)
-        end = min((place + 1) * share, (target + 1) * bucket.share, bucket.elements)
-        part = value[begin - place * share : max(begin, end) - place * share]
+        begin = max(member * share, target * bucket.share)
+        end = min((member + 1) * share, (target + 1) * bucket.share, bucket.elements)
+        part = value[begin - member * share : max(begin, end) - member * share]
         found[key] = (begin, part.clone())  # a copy, because sending a view would send all memory after it
     return found
 

@@ -1,5 +1,5 @@
 # TorchState: models, optimizers, samplers and plain objects of an elastic job, which can return to the last commit.
-# Touches torch, elastic/state, functions, copies, sampler, loader, shards and runtime.
+# Touches torch; the rooms elastic, torch.functions, torch.sharded_optimizer and world; other files of this room.
 """Each kind of value has a handler that saves, restores and broadcasts it. Scripts may add handlers."""
 
 from __future__ import annotations

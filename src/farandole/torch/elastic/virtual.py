@@ -1,5 +1,5 @@
 # VirtualSteps: training whose bits depend neither on the number of ranks nor on ranks that come or go.
-# Touches torch, elastic/virtual, autograd's collectives and runtime.
+# Touches torch; the rooms bindings.private, elastic, torch.autograd and world; the file loader.
 """Each shard of a step has its own backward pass. One fixed tree over the shards adds the gradients."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...bindings.private.torch_names import batch_norms
-from ...elastic.sampler import dealt
+from ...elastic.sampler import share_of_rank
 from ...elastic.virtual import Tree, checked_size, widths
 from ...world.runtime import runtime
 from ..autograd import allgather, alltoall
@@ -58,7 +58,7 @@ class VirtualSteps:
         tree: Tree[torch.Tensor] = Tree(torch.Tensor.add_)
         given = {shard.number: shard for shard in shards}
         world = runtime.world.engine
-        for number in dealt(self.virtual_size, world.rank, world.size):
+        for number in share_of_rank(self.virtual_size, world.rank, world.size):
             tree.push(number, 1, self._contribution(given.pop(number, None), loss_of))
         if given:
             raise ValueError(f"shards {sorted(given)} are not this rank's; take them from a loader of the same size")
@@ -95,7 +95,7 @@ class VirtualSteps:
         world = runtime.world.engine
         if world.size == 1:
             return nodes[0]
-        slices = [dealt(self._length, rank, world.size) for rank in range(world.size)]
+        slices = [share_of_rank(self._length, rank, world.size) for rank in range(world.size)]
         splits = torch.tensor([len(nodes) * len(one) for one in slices], dtype=torch.int32)
         payloads = [node[one.start : one.stop] for one in slices for node in nodes]
         sent = torch.cat(payloads) if nodes else torch.empty(0, dtype=self._dtype, device=self._device)
@@ -104,7 +104,7 @@ class VirtualSteps:
         own = len(slices[world.rank])
         at = 0
         for rank in range(world.size):
-            for first, width in widths(dealt(self.virtual_size, rank, world.size)):
+            for first, width in widths(share_of_rank(self.virtual_size, rank, world.size)):
                 tree.push(first, width, received[at : at + own])
                 at += own
         [(_, _, mine)] = tree.nodes
@@ -122,7 +122,7 @@ class VirtualSteps:
     def describe_cost(self) -> str:
         """One line about the cost on this rank."""
         world = runtime.world.engine
-        own = dealt(self.virtual_size, world.rank, world.size)
+        own = share_of_rank(self.virtual_size, world.rank, world.size)
         row = self._length * torch.empty(0, dtype=self._dtype).element_size()
         nodes = len(widths(own))
         sums = (len(own).bit_length() + 1) * row

@@ -23,32 +23,30 @@ _HIGHEST = {"fusion_threshold": 1 << 53, "flush_us": 10**12, "spin_us": 10**12, 
 _log = logging.getLogger("farandole")
 
 
-def load(directory: str, shape: Mapping[str, Any]) -> Values | None:
+def load(directory: str, key: Mapping[str, Any]) -> Values | None:
     """The values that were stored; None if there are none, or if the file cannot be trusted."""
     try:
         with _opened(directory, make=False) as folder:
-            descriptor = os.open(
-                _name(shape), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
+            descriptor = os.open(_name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             with open(descriptor, "rb") as file:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
                     raise ValueError("it is not a file of this user that nobody else can write")
                 text = file.read(LARGEST_FILE + 1)
-        return _parsed(text, shape)
+        return _parsed(text, key)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        _log.warning("the tuning kept in %s is not used: %s", os.path.join(directory, _name(shape)), error)
+        _log.warning("the stored tuning result in %s is not used: %s", os.path.join(directory, _name(key)), error)
         return None
 
 
-def store(directory: str, shape: Mapping[str, Any], values: Values) -> None:
+def store(directory: str, key: Mapping[str, Any], values: Values) -> None:
     """Stores the values; if that fails, one line of the log says why."""
-    text = json.dumps({"shape": dict(shape), "values": asdict(values)}, indent=1) + "\n"
+    text = json.dumps({"shape": dict(key), "values": asdict(values)}, indent=1) + "\n"
     try:
         with _opened(directory, make=True) as folder:
-            name = _name(shape)
+            name = _name(key)
             fresh = f".{name}.{os.getpid()}"
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fresh, dir_fd=folder)
@@ -57,7 +55,7 @@ def store(directory: str, shape: Mapping[str, Any], values: Values) -> None:
                 file.write(text)
             os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)  # a reader sees the old file or the new one
     except (OSError, ValueError) as error:
-        _log.warning("the tuning could not be kept in %s: %s", directory, error)
+        _log.warning("the tuning result could not be stored in %s: %s", directory, error)
 
 
 @contextlib.contextmanager
@@ -74,20 +72,20 @@ def _opened(directory: str, make: bool) -> Any:
         os.close(folder)
 
 
-def _name(shape: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(shape), sort_keys=True)
+def _name(key: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(key), sort_keys=True)
     return f"tuning-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _parsed(text: bytes, shape: Mapping[str, Any]) -> Values:
+def _parsed(text: bytes, key: Mapping[str, Any]) -> Values:
     if len(text) > LARGEST_FILE:
         raise ValueError(f"it is above the limit of {LARGEST_FILE} bytes")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
-    if not isinstance(found, dict) or found.get("shape") != dict(shape):
-        raise ValueError("it is about another host shape")
+    if not isinstance(found, dict) or found.get("shape") != dict(key):
+        raise ValueError("it is for other hosts, settings or another version")
     values = found.get("values")
     if not isinstance(values, dict) or set(values) != set(_FIELDS):
         raise ValueError(f"expected the values {', '.join(_FIELDS)}")

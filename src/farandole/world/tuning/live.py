@@ -1,5 +1,5 @@
 # Tuning while a job trains: a thread of rank 0 switches values, measures the speed, and keeps the best.
-# Touches config, engine, errors, search, switch. Writes the log file that users ask for.
+# Touches the rooms base and engine; the files search and switch. Writes the log file that users ask for.
 """`Tuner` runs on rank 0 during the training; the other ranks need nothing."""
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ class Tuner:
     def _run(self) -> None:
         search = self.search
         try:
-            told = 0
+            logged = 0
             while (candidate := search.next()) is not None:
-                self._switch(candidate, True)
-                search.tell(self._sample())
-                for values, score in search.measured[told:]:
+                self._switch(candidate, measuring=True)
+                search.add_score(self._sample())
+                for values, score in search.measured[logged:]:
                     self._log.row(values, score)
-                told = len(search.measured)
-            self._switch(search.best, False)
+                logged = len(search.measured)
+            self._switch(search.best, measuring=False)
             kept = "the values it had" if search.best == search.default else str(search.best)
             _log.info("autotune: the job keeps %s", kept)
         except (Stopped, HorovodInternalError):
@@ -134,7 +134,7 @@ class Tuner:
         except Exception:
             _log.exception("autotune has failed; the job goes on with the values it had before")
             with contextlib.suppress(Exception):
-                switch(self._engine, search.best, False)
+                switch(self._engine, search.best, measuring=False)
         finally:
             self._log.row(search.best, search.score)
             self._log.close()

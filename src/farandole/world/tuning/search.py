@@ -1,5 +1,5 @@
 # The search: which values to measure next, and which to keep. The same scores always lead to the same answer.
-# Pure. Touches NumPy and config.
+# Pure. Touches NumPy and base.config.
 """`Search` proposes values, takes their scores, and keeps the defaults unless others are clearly faster."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ...base.config import Config, KiB, MiB
 
-PAIRS = 5  # of samples in the last comparison
+PAIRS = 5  # in the last comparison, each of the defaults and the best candidate
 MIN_GAIN = 1.02  # the median of the others must be this many times the median of the defaults
 XI = 0.01  # the improvement over the best so far that is worth a measurement
-WIDTH = 0.4  # how far a score tells about its neighbours, as a part of a setting's range
+WIDTH = 0.4  # within this part of a setting's range, values have similar scores
 MANY_HOSTS = 32  # above this, `auto` may choose the ring, whose bits depend on the bucket
 
 
@@ -55,19 +55,20 @@ ALSO_GIVEN = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings wi
 
 def choices(config: Config, hosts: int, given: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
     """The values to try for each setting, in rising order. A setting that the user has `given` is not tuned."""
-    now = Values.of(config)
+    current = Values.of(config)
     fixed = {ALSO_GIVEN.get(name, name) for name in given}
     if config.allreduce_algorithm == "ring" or (config.allreduce_algorithm == "auto" and hosts > MANY_HOSTS):
         fixed.add("fusion_threshold")
     if hosts == 1:
         fixed |= {"chunk_bytes", "streams"}
-    others = {**OTHERS, "streams": tuple(range(1, now.streams + 1))}
-    found = {name: tuple(sorted({*others[name], value})) for name, value in asdict(now).items() if name not in fixed}
+    others = {**OTHERS, "streams": tuple(range(1, current.streams + 1))}
+    tuned = {name: value for name, value in asdict(current).items() if name not in fixed}
+    found = {name: tuple(sorted({*others[name], value})) for name, value in tuned.items()}
     return {name: values for name, values in found.items() if len(values) > 1}
 
 
 class Search:
-    """next() gives the values to measure, or None at the end; tell() takes their score: larger is better."""
+    """next() returns the values to measure, or None at the end; add_score() takes their score. Larger is better."""
 
     def __init__(
         self,
@@ -87,23 +88,23 @@ class Search:
         self._noise = noise
         self._space = Space(default, choices)
         self._plan = self._steps(warmup, samples, pairs)
-        self._asked: Values | None = None
-        self._told = 0.0
+        self._candidate: Values | None = None
+        self._last_score = 0.0
         self._advance()
 
     def next(self) -> Values | None:
-        return self._asked
+        return self._candidate
 
-    def tell(self, score: float) -> None:
-        """The score of what next() gave."""
-        if self._asked is None:
+    def add_score(self, score: float) -> None:
+        """Adds the score of the values that next() has returned."""
+        if self._candidate is None:
             raise ValueError("the search is over")
-        self._told = score if math.isfinite(score) else 0.0
+        self._last_score = score if math.isfinite(score) else 0.0
         self._advance()
 
     def _advance(self) -> None:
-        self._asked = next(self._plan, None)
-        self.over = self._asked is None
+        self._candidate = next(self._plan, None)
+        self.over = self._candidate is None
 
     def _steps(self, warmup: int, samples: int, pairs: int) -> Iterator[Values]:
         if len(self._space.all) < 2 or samples < 2:
@@ -113,7 +114,7 @@ class Search:
         scores: dict[Values, float] = {}
         for candidate in itertools.islice(self._candidates(scores), samples):
             yield candidate
-            scores[candidate] = self._note(candidate)
+            scores[candidate] = self._record(candidate)
         self.score = scores[self.default]
         fastest = max(scores, key=lambda values: scores[values])  # the first one if several are equal
         if fastest == self.default:
@@ -121,17 +122,17 @@ class Search:
         # Both run in turn, so that noise affects both; this rejects values that were fast only by chance.
         repeats: dict[Values, list[float]] = {self.default: [], fastest: []}
         for _ in range(pairs):
-            for candidate, told in repeats.items():
+            for candidate, measurements in repeats.items():
                 yield candidate
-                told.append(self._note(candidate))
-        ours, theirs = repeats[self.default], repeats[fastest]
-        self.score = statistics.median(ours) if ours else self.score
-        if wins(theirs, ours):
-            self.best, self.score = fastest, statistics.median(theirs)
+                measurements.append(self._record(candidate))
+        default_scores, best_scores = repeats[self.default], repeats[fastest]
+        self.score = statistics.median(default_scores) if default_scores else self.score
+        if wins(best_scores, default_scores):
+            self.best, self.score = fastest, statistics.median(best_scores)
 
-    def _note(self, candidate: Values) -> float:
-        self.measured.append((candidate, self._told))
-        return self._told
+    def _record(self, candidate: Values) -> float:
+        self.measured.append((candidate, self._last_score))
+        return self._last_score
 
     def _candidates(self, scores: dict[Values, float]) -> Iterator[Values]:
         seeds = self._space.seeds()
@@ -161,7 +162,7 @@ class Space:
         ]
         steps = [np.linspace(0.0, 1.0, len(values)) for values in choices.values()]
         self._points = np.array(list(itertools.product(*steps)), dtype=np.float64).reshape(len(self.all), len(names))
-        self._place = {values: index for index, values in enumerate(self.all)}
+        self._index = {values: index for index, values in enumerate(self.all)}
 
     def seeds(self) -> list[Values]:
         """The defaults, and for each setting the defaults with its smallest and with its largest value."""
@@ -172,19 +173,19 @@ class Space:
 
     def most_promising(self, scores: Mapping[Values, float], noise: float) -> Values:
         """The point without a score that has the largest expected improvement; the first one if several are equal."""
-        known = [self._place[values] for values in scores]
-        told = np.array(list(scores.values()))
-        spread = float(told.std()) or 1.0
-        heights = (told - told.mean()) / spread
+        known = [self._index[values] for values in scores]
+        measurements = np.array(list(scores.values()))
+        spread = float(measurements.std()) or 1.0
+        heights = (measurements - measurements.mean()) / spread
         # A Gaussian process over the points: near points have similar scores; `noise` is the uncertainty of one score.
         inverse = np.linalg.inv(self._near(known, known) + (noise + 1e-6) * np.eye(len(known)))
         near = self._near(range(len(self.all)), known)
         expected = near @ inverse @ heights
-        doubt = np.sqrt(np.maximum(1.0 - np.einsum("ij,jk,ik->i", near, inverse, near), 1e-12))
+        deviation = np.sqrt(np.maximum(1.0 - np.einsum("ij,jk,ik->i", near, inverse, near), 1e-12))
         gain = expected - heights.max() - XI
-        ratio = gain / doubt
+        ratio = gain / deviation
         below = np.array([0.5 * (1.0 + math.erf(each / math.sqrt(2.0))) for each in ratio])
-        improvement = gain * below + doubt * np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
+        improvement = gain * below + deviation * np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
         improvement[known] = -np.inf
         return self.all[int(np.argmax(improvement))]
 

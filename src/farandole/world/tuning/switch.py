@@ -1,5 +1,5 @@
 # Switching the values that are tuned, on all ranks at once, by a request of rank 0.
-# Touches engine, errors, search.
+# Touches the rooms base and engine; the file search.
 """How the tuners change values in the engine."""
 
 from __future__ import annotations

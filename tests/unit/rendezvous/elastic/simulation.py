@@ -22,7 +22,7 @@ FAULTS = ("kill", "kill", "stop", "stop", "partition", "cut", "hosts", "kill hos
 
 @dataclass(eq=False)
 class Wire:
-    """A connection to the hub: first in, first out, late, and silent while its host is cut off."""
+    """A connection to the hub. Bytes arrive in order, after a delay, and not while the host has no network."""
 
     number: int
     process: Process
@@ -45,7 +45,7 @@ class Process:
     revoked: bool = False
     updated: bool = False
     commit: int = 0
-    waiting: list[Callable[[], None]] = field(default_factory=list)  # what happens to it when it is continued
+    waiting: list[Callable[[], None]] = field(default_factory=list)  # calls that run when it is continued (SIGCONT)
 
 
 class Simulation:
@@ -56,8 +56,8 @@ class Simulation:
         self.count = itertools.count()
         self.wires: dict[int, Wire] = {}
         self.processes: dict[int, Process] = {}
-        self.apart: set[str] = set()  # hosts without any network
-        self.held: list[Callable[[], None]] = []  # what waits for the network
+        self.offline: set[str] = set()  # hosts without any network
+        self.held: list[Callable[[], None]] = []  # calls that wait until the network works again
         self.cut: set[frozenset[str]] = set()  # pairs of hosts without a link between them
         self.listed = {f"h{n}": self.random.randint(1, 2) for n in range(self.random.randint(2, 3))}
         np = sum(self.listed.values())
@@ -118,8 +118,8 @@ class Simulation:
     # Connections.
 
     def carry(self, wire: Wire, act: Callable[[], None], upwards: bool) -> None:
-        """Has `act` done when the bytes arrive, in order."""
-        if wire.process.host in self.apart:
+        """Calls `act` when the bytes arrive, in order."""
+        if wire.process.host in self.offline:
             self.held.append(lambda: self.carry(wire, act, upwards))
             return
         moment = self.now + self.delay()
@@ -139,7 +139,7 @@ class Simulation:
             self.deliver(self.driver.message(wire.number, message, self.now))
 
     def down(self, wire: Wire, message: messages.Message) -> None:
-        self.carry(wire, lambda: self.awake(wire.process, lambda: self.hear(wire, message)), False)
+        self.carry(wire, lambda: self.awake(wire.process, lambda: self.receive(wire, message)), False)
 
     def hang_up(self, number: int) -> None:
         """The hub closes a connection."""
@@ -171,12 +171,12 @@ class Simulation:
         self.come(process, self.random.uniform(0.2, 3.0))
 
     def come(self, process: Process, seconds: float) -> None:
-        """Says Hello over a new connection; where there is no network, tries again and again."""
+        """Sends Hello over a new connection. Without a network it retries every second."""
 
         def act() -> None:
             if process.wire is not None:
                 return
-            if process.host in self.apart:
+            if process.host in self.offline:
                 self.after(1.0, lambda: self.awake(process, act))
                 return
             wire = Wire(next(self.count), process)
@@ -192,7 +192,7 @@ class Simulation:
         self.after(seconds, lambda: self.awake(process, act))
 
     def leave(self, process: Process, again: bool = True) -> None:
-        """Leaves its generation, to come at once into the next."""
+        """Leaves its generation, and joins the next one at once."""
         wire = process.wire
         if wire is None:
             return
@@ -207,9 +207,9 @@ class Simulation:
         if wire.open:
             wire.open = False
             self.wires.pop(wire.number, None)
-            self.deliver(self.driver.gone(wire.number, reason, self.now))
+            self.deliver(self.driver.connection_lost(wire.number, reason, self.now))
 
-    def hear(self, wire: Wire, message: messages.Message) -> None:
+    def receive(self, wire: Wire, message: messages.Message) -> None:
         process = wire.process
         if process.wire is not wire:
             return
@@ -261,10 +261,10 @@ class Simulation:
     def connected(self, one: Process, other: Process) -> bool:
         if one.host == other.host:
             return True
-        return not ({one.host, other.host} & self.apart) and frozenset((one.host, other.host)) not in self.cut
+        return not ({one.host, other.host} & self.offline) and frozenset((one.host, other.host)) not in self.cut
 
     def revoke(self, process: Process, generation: int) -> None:
-        """The user's thread gets the error when it next looks, and resets."""
+        """The user's thread gets the error at its next call, and resets."""
         if process.running and not process.revoked and process.generation == generation:
             process.revoked = True
             self.after(
@@ -285,8 +285,8 @@ class Simulation:
         self.report(process, code)
 
     def report(self, process: Process, code: int) -> None:
-        """Its agent sees the end."""
-        if process.host in self.apart:
+        """The agent of the process reports its end."""
+        if process.host in self.offline:
             self.after(0.5, lambda: self.report(process, code))
         else:
             self.after(
@@ -355,7 +355,7 @@ class Simulation:
         applied = self.applied.setdefault((generation, step), set())
         applied.add(process.worker)
         if applied == set(self.began[generation]):
-            # The last one to apply it may have slept meanwhile; the others have then gone on from here.
+            # The last one may have been stopped meanwhile; the others have then continued.
             other = self.committed.setdefault(step, generation)
             assert other == generation, (
                 f"split brain: step {step} has two contents, of generations {other}, {generation}"
@@ -373,7 +373,7 @@ class Simulation:
             if one.worker in known and known[one.worker].generation == self.driver.state.last and not one.stopped
         }
         if kind in ("kill", "fail", "kill host") and self.random.random() < 0.99:
-            # Mostly somebody survives: a job that has lost its state ends, and no more is to be learnt from it.
+            # Mostly a rank with the state survives, because a job without it ends.
             if kind == "kill host":
                 spared = [h for h in self.listed if any(self.processes[w].host != h for w in holders)]
                 if spared:
@@ -386,7 +386,7 @@ class Simulation:
             self.die(self.random.choice(alive), 137 if kind == "kill" else 1)
         elif kind == "stop" and alive:
             self.stop(self.random.choice(alive), self.random.choice([0.5, 3.0, 8.0, 30.0]))
-        elif kind == "partition" and not self.apart:
+        elif kind == "partition" and not self.offline:
             self.partition(self.random.choice(list(self.listed)), self.random.choice([1.0, 4.7, 8.0]))
         elif kind == "cut" and len(self.listed) > 1 and not self.cut:
             pair = frozenset(self.random.sample(sorted(self.listed), 2))
@@ -410,7 +410,7 @@ class Simulation:
         began = self.now
 
         def evict() -> None:
-            if process.alive and process.stopped and process.host not in self.apart and self.now - began >= 4.99:
+            if process.alive and process.stopped and process.host not in self.offline and self.now - began >= 4.99:
                 self.deliver(self.driver.evict_silent(process.worker, "is silent", self.now))
 
         def go_on() -> None:
@@ -423,19 +423,19 @@ class Simulation:
         self.after(seconds, go_on)
 
     def partition(self, host: str, seconds: float) -> None:
-        self.apart.add(host)
+        self.offline.add(host)
 
         def silent() -> None:
-            if host in self.apart:
+            if host in self.offline:
                 self.deliver(self.driver.host_silent(host, self.now))
 
         def lease() -> None:
             for one in self.processes.values():
-                if host in self.apart and one.host == host:
+                if host in self.offline and one.host == host:
                     self.awake(one, lambda one=one: self.revoke(one, one.generation))  # type: ignore[misc]
 
         def heal() -> None:
-            self.apart.discard(host)
+            self.offline.discard(host)
             held, self.held = self.held, []
             for act in held:
                 act()
@@ -461,7 +461,7 @@ class Simulation:
 
     def lose_host(self, host: str) -> None:
         """An agent dies, and all that is below it."""
-        if host in self.apart or host not in self.driver.state.hosts:
+        if host in self.offline or host not in self.driver.state.hosts:
             return
         for one in self.processes.values():
             if one.host == host and one.alive:
@@ -487,7 +487,7 @@ class Simulation:
         return self.over
 
     def check_alive(self, before: int) -> None:
-        """When the faults are over, all who can be in are in, and the work goes on."""
+        """When the faults are over, all who can be in are in, and the work continues."""
         driver = self.driver
         lives = {
             one.number: (one.status.value, one.host, one.rank)

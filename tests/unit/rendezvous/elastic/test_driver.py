@@ -1,4 +1,4 @@
-# The elastic driver by small cases: who is in, who is waited for, who is told what, when the job ends.
+# The elastic driver by small cases: who is a member, who is waited for, who gets which message, when the job ends.
 # Pure; time is an argument.
 """`Game` runs a driver step by step; `test_driver_faults.py` runs it with random faults."""
 
@@ -40,13 +40,13 @@ class Game:
         self.driver = ElasticDriver(limits, "1", Times(), random.Random(1))
         self.now = 0.0
         self.times: dict[int, int] = {}
-        self.heard: list[tuple[int, Message]] = []
+        self.delivered: list[tuple[int, Message]] = []
         self.acts: list[object] = []
         self.hosts(hosts)
 
     def take(self, sends: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
         found = [(member // 10, message) for member, message in sends]
-        self.heard += found
+        self.delivered += found
         self.acts += self.driver.take_actions()
         return found
 
@@ -64,9 +64,9 @@ class Game:
         known = self.driver.state.workers.get(worker)
         host = known.host if known is not None else "?"
         hello = Hello(0, 1, host, 100 + worker, package, 1, 1000, 2, "l", "r", worker, commit, wire=wire)
-        return self.say(worker, hello)
+        return self.send(worker, hello)
 
-    def say(self, worker: int, message: Message) -> list[tuple[int, Message]]:
+    def send(self, worker: int, message: Message) -> list[tuple[int, Message]]:
         return self.take(self.driver.message(10 * worker + self.times[worker], message, self.now))
 
     def begin(self, *workers: int, commit: int = 0) -> dict[int, int]:
@@ -78,9 +78,9 @@ class Game:
         ranks = {worker: message.place[0] for worker, message in sends if isinstance(message, Welcome)}
         generation = self.driver.generation
         for worker in ranks:
-            sends += self.say(worker, MemoryProved(generation, (), ""))
+            sends += self.send(worker, MemoryProved(generation, (), ""))
         assert sum(isinstance(message, HostsAgreed) for _, message in sends) == len(ranks)
-        started = [one for worker in ranks for one in self.say(worker, Linked(generation))]
+        started = [one for worker in ranks for one in self.send(worker, Linked(generation))]
         assert sum(isinstance(message, Started) for _, message in started) == len(ranks)
         return ranks
 
@@ -114,16 +114,16 @@ def test_row_1_a_death_is_told_at_once_and_survivors_go_on_without_waiting_for_t
     sends = game.ended(1)
     assert [(worker, type(message)) for worker, message in sends] == [(0, Lost), (2, Lost)]
     assert game.started() == [3]  # at once: the first failure costs no time
-    assert game.say(0, Leave(1, 1)) == [] and game.hello(0, 5) == []
-    game.say(2, Leave(1, 1))
+    assert game.send(0, Leave(1, 1)) == [] and game.hello(0, 5) == []
+    game.send(2, Leave(1, 1))
     assert game.link(game.hello(2, 5)) == {0: 0, 2: 1}
-    told = game.hello(3)  # the newcomer
-    assert [(worker, message.result) for worker, message in told if isinstance(message, MembershipUpdate)] == [
+    replies = game.hello(3)  # the newcomer
+    assert [(worker, message.result) for worker, message in replies if isinstance(message, MembershipUpdate)] == [
         (0, 2),
         (2, 2),
     ]
-    game.say(0, Leave(2, 1))
-    game.say(2, Leave(2, 1))
+    game.send(0, Leave(2, 1))
+    game.send(2, Leave(2, 1))
     game.hello(0, 6)
     assert game.link(game.hello(2, 6)) == {0: 0, 3: 1, 2: 2}
 
@@ -132,8 +132,8 @@ def test_row_3_the_newest_commit_leads_and_only_if_it_was_in_the_last_generation
     game = Game(hosts="a:1,b:1,c:1")
     game.begin(0, 1, 2)
     game.ended(0)
-    game.say(1, Leave(1, 1))
-    game.say(2, Leave(1, 1))
+    game.send(1, Leave(1, 1))
+    game.send(2, Leave(1, 1))
     game.hello(1, 7)
     assert game.link(game.hello(2, 8)) == {2: 0, 1: 1}
     assert policy.arrange([Candidate(1, "a", 9, -1), Candidate(2, "b", 7, 0)])[0].worker == 2
@@ -144,10 +144,10 @@ def test_a_new_worker_without_state_does_not_continue_alone() -> None:
     game.begin(0, commit=0)
     game.hosts("a:1,b:1")
     game.hello(1)
-    game.say(0, Leave(1, 1))
+    game.send(0, Leave(1, 1))
     game.link(game.hello(0, 9))
     game.ended(0)  # before it has given its state to the other
-    game.say(1, Leave(2, 1))
+    game.send(1, Leave(2, 1))
     game.hello(1, 0)
     assert game.over is not None and game.over.failed and "state" in game.over.text
 
@@ -171,8 +171,10 @@ def test_row_5_an_evicted_rank_is_fenced_and_rejoins_or_leaves() -> None:
     sends = game.take(game.driver.evict_silent(1, "is silent for 5 s", game.now))
     assert [worker for worker, message in sends if isinstance(message, Lost)] == [0, 2]
     assert Drop(10) in game.acts and any(isinstance(act, Say) and "rank 1" in act.text for act in game.acts)
-    assert game.say(1, Linked(1)) == [] and game.say(1, LinkBroken(1, 0, "")) == []  # late words of the fenced one
-    game.say(0, Leave(1, 1)), game.say(2, Leave(1, 1))
+    assert (
+        game.send(1, Linked(1)) == [] and game.send(1, LinkBroken(1, 0, "")) == []
+    )  # late messages of the evicted worker
+    game.send(0, Leave(1, 1)), game.send(2, Leave(1, 1))
     game.hello(0, 1)
     game.link(game.hello(2, 1))
     assert game.started() == []
@@ -212,14 +214,14 @@ def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
 def test_a_lost_host_loses_only_its_own_ranks() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    told = game.hosts("b:1")
-    assert [(worker, message.result) for worker, message in told if isinstance(message, MembershipUpdate)] == [
+    replies = game.hosts("b:1")
+    assert [(worker, message.result) for worker, message in replies if isinstance(message, MembershipUpdate)] == [
         (0, 1),
         (1, 1),
         (2, 1),
     ]
     for worker in (0, 1, 2):
-        game.say(worker, Leave(1, 1))
+        game.send(worker, Leave(1, 1))
     assert [type(m) for _, m in game.hello(0, 1)] == [Removed] and [type(m) for _, m in game.hello(1, 1)] == [Removed]
     assert game.link(game.hello(2, 1)) == {2: 0}
     game.ended(0, 0), game.ended(1, 0)
@@ -231,11 +233,11 @@ def test_the_last_rank_with_the_state_stays_until_another_rank_has_it() -> None:
     game = Game(np=1, hosts="a:1")
     game.begin(0)
     game.hosts("b:1")
-    told = game.hello(1)
-    assert any(isinstance(message, MembershipUpdate) for _, message in told)
-    game.say(0, Leave(1, 1))
+    replies = game.hello(1)
+    assert any(isinstance(message, MembershipUpdate) for _, message in replies)
+    game.send(0, Leave(1, 1))
     assert game.link(game.hello(0, 3)) == {0: 0, 1: 1}
-    game.say(0, Leave(2, 1)), game.say(1, Leave(2, 1))
+    game.send(0, Leave(2, 1)), game.send(1, Leave(2, 1))
     game.hello(1, 3)
     assert [type(m) for _, m in game.hello(0, 3) if not isinstance(m, Welcome)] == [Removed]
 
@@ -253,8 +255,8 @@ def test_a_process_that_does_not_leave_in_time_is_killed() -> None:
 def test_row_23_a_drain_names_its_deadline() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    told = game.take(game.driver.drain("b", 7.0, game.now))
-    assert {message for _, message in told} == {MembershipUpdate(1, 1, policy.REMOVED, 7000)}
+    replies = game.take(game.driver.drain("b", 7.0, game.now))
+    assert {message for _, message in replies} == {MembershipUpdate(1, 1, policy.REMOVED, 7000)}
 
 
 def test_row_23_a_drain_continues_when_a_rank_dies_before_the_next_commit() -> None:
@@ -264,13 +266,13 @@ def test_row_23_a_drain_continues_when_a_rank_dies_before_the_next_commit() -> N
     game.take(game.driver.drain("b", 7.0, game.now))
     game.pass_time(1.0)
     game.ended(0)
-    sends = [one for worker in (1, 2) for one in (game.say(worker, Leave(1, 1)) + game.hello(worker, 1))]
-    game.heard.clear()
+    sends = [one for worker in (1, 2) for one in (game.send(worker, Leave(1, 1)) + game.hello(worker, 1))]
+    game.delivered.clear()
     assert game.link(sends) == {1: 0, 2: 1}
-    told = [message for _, message in game.heard if isinstance(message, MembershipUpdate)]
-    assert told == [MembershipUpdate(2, 2, policy.REMOVED, 6000)] * 2
+    replies = [message for _, message in game.delivered if isinstance(message, MembershipUpdate)]
+    assert replies == [MembershipUpdate(2, 2, policy.REMOVED, 6000)] * 2
     for worker in (1, 2):
-        game.say(worker, Leave(2, 3))
+        game.send(worker, Leave(2, 3))
     assert [type(message) for _, message in game.hello(2, 2)] == [Removed]  # it has saved
     assert game.link(game.hello(1, 2)) == {1: 0}
 
@@ -280,7 +282,7 @@ def test_row_23_a_drain_ends_at_its_deadline_even_if_a_rank_died() -> None:
     game.begin(0, 1, 2)
     game.take(game.driver.drain("b", 2.0, game.now))
     game.ended(0)
-    game.say(2, Leave(1, 1))
+    game.send(2, Leave(1, 1))
     game.pass_time(2.5)
     assert Kill(2) in game.acts
     assert [type(message) for _, message in game.hello(2, 1)] == [Removed]
@@ -291,7 +293,7 @@ def test_row_23_a_drained_rank_is_replaced_and_does_not_count_as_a_success() -> 
     game.begin(0, 1, 2)
     game.started()
     for worker in (0, 1, 2):
-        game.say(worker, Leave(1, 2 if worker == 1 else 1))
+        game.send(worker, Leave(1, 2 if worker == 1 else 1))
     game.hello(0, 1)
     assert game.link(game.hello(2, 1)) == {0: 0, 2: 1}  # nobody waits for it
     game.ended(1, 0)
@@ -308,7 +310,7 @@ def test_exit_code_0_is_a_success_unless_the_rank_was_evicted() -> None:
     assert not game.driver.state.finishing
     other = Game()
     other.begin(0, 1, 2)
-    other.take(other.driver.gone(10, "closed", other.now))  # it said no goodbye
+    other.take(other.driver.connection_lost(10, "closed", other.now))  # it said no goodbye
     other.ended(1, 0)
     assert other.driver.state.finishing
 
@@ -326,19 +328,19 @@ def test_row_13_of_two_hosts_without_connection_one_waits() -> None:
     game = Game(hosts="a:1,b:1,c:1")
     game.hello(0), game.hello(1), game.hello(2)
     for worker in (0, 1, 2):
-        game.say(worker, MemoryProved(1, (), ""))
-    game.say(0, LinkBroken(1, 2, "no way"))
+        game.send(worker, MemoryProved(1, (), ""))
+    game.send(0, LinkBroken(1, 2, "no way"))
     assert [type(m) for _, m in game.pass_time(0.5)] == [Retry] * 3
     game.hello(0), game.hello(1), game.hello(2)
     assert game.over is None and game.driver.generation == 1  # np is 3; nothing begins without it
     game = Game(hosts="a:1,b:1,c:1", np=2)
     game.begin(0, 1, 2)
     for worker in (0, 1, 2):
-        game.say(worker, Leave(1, 1))
+        game.send(worker, Leave(1, 1))
     sends = game.hello(0, 1) + game.hello(1, 1) + game.hello(2, 1)
     for worker in (0, 1, 2):
-        game.say(worker, MemoryProved(2, (), ""))
-    game.say(1, LinkBroken(2, 2, "no way")), game.say(0, LinkBroken(2, 2, "no way"))
+        game.send(worker, MemoryProved(2, (), ""))
+    game.send(1, LinkBroken(2, 2, "no way")), game.send(0, LinkBroken(2, 2, "no way"))
     game.pass_time(0.5)
     game.hello(2, 1)
     assert len(sends) == 3 and game.hello(0, 1) == []
@@ -378,11 +380,11 @@ def test_after_one_success_the_others_finish_and_no_worker_is_started() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
-    game.say(0, Leave(1, 0))
+    game.send(0, Leave(1, 0))
     game.ended(0, 0)
     assert game.started() == [] and game.over is None
     game.ended(1, 137)  # killed at the very end
-    game.say(2, Leave(1, 1))
+    game.send(2, Leave(1, 1))
     assert game.link(game.hello(2, 4)) == {2: 0}  # it finishes alone
     game.ended(2, 0)
     assert game.over == Over(False, "") and game.started() == []
@@ -393,12 +395,12 @@ def test_limits_of_size_and_of_resets() -> None:
     assert game.started() == [0, 1, 2]
     game.begin(0, 1, 2)
     game.ended(2)
-    game.say(0, Leave(1, 1)), game.say(1, Leave(1, 1))
+    game.send(0, Leave(1, 1)), game.send(1, Leave(1, 1))
     game.hello(0, 1)
     game.link(game.hello(1, 1))
     assert game.over is None
     game.ended(1)
-    game.say(0, Leave(2, 1))
+    game.send(0, Leave(2, 1))
     game.hello(0, 1)
     assert game.over is not None and "--reset-limit 1" in game.over.text
 
@@ -408,7 +410,7 @@ def test_below_min_np_the_job_waits_and_then_ends_with_what_is_missing() -> None
     game.begin(0, 1, 2)
     game.hosts("a:2")
     for worker in (0, 1, 2):
-        game.say(worker, Leave(1, 1))
+        game.send(worker, Leave(1, 1))
         game.hello(worker, 1)
     game.pass_time(19)
     assert game.over is None
@@ -434,32 +436,32 @@ def test_row_31_another_version_is_refused() -> None:
     assert isinstance(sorry, Rejected) and "farandole 2" in sorry.text
 
 
-def test_another_wire_at_the_start_is_told_to_all_who_wait() -> None:
+def test_another_protocol_at_the_start_is_reported_to_all_waiting_ranks() -> None:
     game = Game(hosts="a:1,b:1,c:1")
     assert game.hello(0, wire="aa") == []
     sends = game.hello(1, wire="bb")
     assert sorted(worker for worker, _ in sends) == [0, 1]
     for _, message in sends:
         assert isinstance(message, Rejected)
-        for word in ("worker 1 on b", "wire bb", "worker 0 on a", "wire aa", "install the same build"):
+        for word in ("worker 1 on b", "protocol bb", "worker 0 on a", "protocol aa", "install the same build"):
             assert word in message.text
-    assert any(isinstance(act, Say) and "wire bb" in act.text for act in game.acts)
+    assert any(isinstance(act, Say) and "protocol bb" in act.text for act in game.acts)
     assert not any(isinstance(act, Drop) for act in game.acts)  # it would overtake the words
     assert game.driver.generation == 0
 
 
-def test_a_new_worker_with_another_wire_version_is_refused_and_the_job_continues() -> None:
+def test_a_new_worker_with_another_protocol_version_is_refused_and_the_job_continues() -> None:
     game = Game(np=2, hosts="a:1,b:1", least=1)
     for worker in (0, 1):
         sends = game.hello(worker, wire="aa")
     assert game.link(sends) == {0: 0, 1: 1}
     game.ended(1)
-    assert game.say(0, Leave(1, 1)) == []
-    assert game.link(game.hello(0, 3, wire="aa")) == {0: 0}  # it goes on alone
+    assert game.send(0, Leave(1, 1)) == []
+    assert game.link(game.hello(0, 3, wire="aa")) == {0: 0}  # it continues alone
     game.started()
     [(worker, message)] = game.hello(2, wire="bb")
     assert worker == 2 and isinstance(message, Rejected)
-    for word in ("worker 2 on b", "wire bb", "worker 0 on a", "wire aa"):
+    for word in ("worker 2 on b", "protocol bb", "worker 0 on a", "protocol aa"):
         assert word in message.text
     game.ended(2, 1)
     assert [one.number for one in game.driver.state.members] == [0] and game.over is None
@@ -525,7 +527,7 @@ def test_the_roster_has_the_worker_of_each_rank() -> None:
     assert game.driver.state.roster == {0: 0, 1: 1, 2: 2}
     game.ended(0)
     for worker in (1, 2):
-        game.say(worker, Leave(1, 1))
+        game.send(worker, Leave(1, 1))
     game.link(game.hello(1) + game.hello(2))
     assert game.driver.state.roster == {0: 1, 1: 2}
 
@@ -534,12 +536,12 @@ def test_a_host_whose_rank_failed_is_left_out_and_its_other_ranks_leave() -> Non
     game = Game(np=4, hosts="a:2,b:2", leave_hosts_out=True)
     game.begin(0, 1, 2, 3)
     game.started()
-    told = game.ended(3)
-    assert [worker for worker, message in told if isinstance(message, Lost)] == [0, 1, 2]
+    replies = game.ended(3)
+    assert [worker for worker, message in replies if isinstance(message, Lost)] == [0, 1, 2]
     assert game.started() == []  # neither there nor elsewhere
     assert any("b is left out, because" in act.text for act in game.acts if isinstance(act, Say))
     for worker in (0, 1, 2):
-        game.say(worker, Leave(1, 1))
+        game.send(worker, Leave(1, 1))
     sends = [one for worker in (0, 1, 2) for one in game.hello(worker, 5)]
     assert [worker for worker, message in sends if isinstance(message, Removed)] == [2]
     sends += game.ended(2, 0)
@@ -554,7 +556,7 @@ def test_a_host_that_is_left_out_is_back_after_its_time() -> None:
     game.begin(0, 1)
     game.started()
     game.ended(1)
-    game.say(0, Leave(1, 1))
+    game.send(0, Leave(1, 1))
     game.link(game.hello(0, 5))
     assert game.started() == []
     moment = game.driver.deadline()
@@ -570,14 +572,14 @@ def test_the_only_rank_with_the_state_stays_on_a_host_without_slots_until_anothe
     game.hosts("a:2,b:1")
     assert game.started() == [2]
     game.ended(1)
-    game.say(0, Leave(1, 1))
+    game.send(0, Leave(1, 1))
     assert game.link(game.hello(0, 5)) == {0: 0}
-    [(_, told)] = game.hello(2)
-    assert isinstance(told, MembershipUpdate) and told.result & 2
+    [(_, replies)] = game.hello(2)
+    assert isinstance(replies, MembershipUpdate) and replies.result & 2
     generation = game.driver.generation
-    game.say(0, Leave(generation, 1))
+    game.send(0, Leave(generation, 1))
     assert game.link(game.hello(0, 6)) == {0: 0, 2: 1}  # it gives the newcomer what it has
-    game.say(0, Leave(generation + 1, 1))
+    game.send(0, Leave(generation + 1, 1))
     [(_, gone), *_] = game.hello(0, 7)
     assert isinstance(gone, Removed)
 

@@ -1,5 +1,5 @@
 # Tuning at init: a short measurement, once for each number and kind of hosts; later jobs read its result.
-# Touches config, engine, cache, search, switch, version.
+# Touches base, engine.interface, and the other files of tuning.
 """All ranks call `tune`. Rank 0 decides what to measure and what to keep."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_S = 0.8  # seconds, for all measurements together
 STEP_S = 0.004  # seconds; the measurement makes its steps small enough to stay below
 STEPS = 4  # in one sample
 SETTLE_STEPS = 3  # not measured, after each change of values
-SAMPLES, PAIRS = 14, 5  # for the search
+SAMPLES, PAIRS = 14, 5  # limits of the search: measurements of candidates, and pairs that confirm the best one
 TENSOR_KIB = (*[64] * 16, *[1024] * 4, 4096)  # the tensors of a step, as in a small network
 MAX_HALVINGS = 8  # of each tensor, to make a step shorter
 PREFIX = "farandole.tuning"
@@ -33,7 +33,7 @@ PREFIX = "farandole.tuning"
 _log = logging.getLogger("farandole")
 
 
-def shape_of(config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def cache_key_of(config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """What a stored result is for: library version, ranks on each host, kind of host, and settings."""
     return {
         "version": package_version(),
@@ -69,17 +69,17 @@ def tune(
     if engine.rank != 0:
         _run_what_rank_0_asks(engine)
         return
-    now = Values(*engine.tuning())
-    shape = shape_of(config, hosts, choices)
-    best = cache.load(directory, shape)
+    current = Values(*engine.tuning())
+    key = cache_key_of(config, hosts, choices)
+    best = cache.load(directory, key)
     if best is None:
-        best = _Measurement(engine, now, choices).run()
-        cache.store(directory, shape, best)
+        best = _Measurement(engine, current, choices).run()
+        cache.store(directory, key, best)
     else:
-        if best != now:
-            switch(engine, best, False)
+        if best != current:
+            switch(engine, best, measuring=False)
         _broadcast_steps(engine, 0, 0)
-    _log.info("tuning: the job begins with %s", "the settings' values" if best == now else best)
+    _log.info("tuning: the job begins with %s", "the settings' values" if best == current else best)
 
 
 def _broadcast_steps(engine: Engine, steps: int, halvings: int) -> tuple[int, int]:
@@ -108,28 +108,29 @@ def _run_steps(engine: Engine, tensors: dict[int, list[Array]], steps: int, halv
 
 
 class _Measurement:
-    def __init__(self, engine: Engine, now: Values, choices: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, engine: Engine, current: Values, choices: Mapping[str, Sequence[int]]) -> None:
         self._engine = engine
-        self._search = Search(now, choices, warmup=1, samples=SAMPLES, pairs=PAIRS)
+        self._search = Search(current, choices, warmup=1, samples=SAMPLES, pairs=PAIRS)
         self._tensors: dict[int, list[Array]] = {}
-        self._halvings_left = 0
+        self._halvings = 0
 
     def run(self) -> Values:
         deadline = time.monotonic() + MAX_S
         search = self._search
-        self._halvings_left = MAX_HALVINGS
-        while self._halvings_left > 0 and self._seconds_for(1) < STEP_S / 2 and time.monotonic() < deadline:
-            self._halvings_left -= 1
+        self._halvings = MAX_HALVINGS
+        while self._halvings > 0 and self._seconds_for(1) < STEP_S / 2 and time.monotonic() < deadline:
+            self._halvings -= 1
         while (candidate := search.next()) is not None and time.monotonic() < deadline:
-            switch(self._engine, candidate, False)
+            switch(self._engine, candidate, measuring=False)
             self._seconds_for(SETTLE_STEPS)
-            search.tell(1.0 / self._seconds_for(STEPS))
-        switch(self._engine, search.best, False)  # a search that ran out of time keeps the defaults
+            search.add_score(1.0 / self._seconds_for(STEPS))
+        # If time runs out, the best values so far stay; at first these are the settings' values.
+        switch(self._engine, search.best, measuring=False)
         _broadcast_steps(self._engine, 0, 0)
         return search.best
 
     def _seconds_for(self, steps: int) -> float:
-        _broadcast_steps(self._engine, steps, self._halvings_left)
+        _broadcast_steps(self._engine, steps, self._halvings)
         begin = time.perf_counter()
-        _run_steps(self._engine, self._tensors, steps, self._halvings_left)
+        _run_steps(self._engine, self._tensors, steps, self._halvings)
         return max(time.perf_counter() - begin, 1e-9)
