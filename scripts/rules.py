@@ -50,9 +50,10 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "base": set(),
     "data": set(),
     "autoload": set(),  # the import of torch runs it, and it loads no other file of the package
+    "observe": set(),
     "engine/interface": {"base"},
     "engine/specification": _WORDS,
-    "engine": _WORDS | {"engine/specification"},
+    "engine": _WORDS | {"engine/specification", "observe"},
     "engine/cuda": {"base", "engine"},
     "rendezvous": {"base"},
     "rendezvous/elastic": {"base", "rendezvous"},
@@ -60,14 +61,14 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "world/groups": _WORDS,
     "world/observe": _WORDS,
     "world/tuning": _WORDS,
-    "world": _WORLD | {"world/observe", "world/tuning", "rendezvous/elastic", "clusters"},
+    "world": _WORLD | {"observe", "world/observe", "world/tuning", "rendezvous/elastic", "clusters"},
     "operations/arrays": _WORDS,
     "operations": _OPERATIONS | {"operations/arrays"},
     # Shared by the framework bindings. Only the files for private names know frameworks.
     "bindings/private": {"base"},
     "bindings": _OPERATIONS,
     "elastic": _OPERATIONS,
-    "launch": {"base", "rendezvous", "rendezvous/elastic", "clusters", "launch/build"},
+    "launch": {"base", "observe", "rendezvous", "rendezvous/elastic", "clusters", "launch/build"},
     "launch/build": {"base", "engine/cuda"},  # it prints what is here, and no job follows
     "__init__": _OPERATIONS | {"launch"},
     "__main__": {"launch"},
@@ -164,6 +165,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "pickle": {
         "src/farandole/launch/calls.py": "functions that users ask to run, over channels that have proven the secret",
+        "src/farandole/observe/flight.py": "writes what torch's analyser reads, and reads none",
         "src/farandole/operations/objects.py": "objects that users ask to send, over links that have proven the secret",
     },
     "process": {

@@ -92,7 +92,7 @@ def temporary_files() -> set[str]:
     path = Path(tempfile.gettempdir())
     found = set()
     for name in listing(str(path)):
-        if name.startswith("pytest-of-"):
+        if name.startswith(("pytest-of-", "farandole-hang-")):  # reports about hangs are for people to read later
             continue
         if re.fullmatch("[a-z0-9_]{8}", name):
             try:
@@ -172,6 +172,7 @@ def private_directories() -> Iterator[None]:
     Path(path, OWNER).write_text(f"{os.readlink('/proc/self/ns/pid')} {waiting.this_process()}")
     os.environ["TMPDIR"] = tempfile.tempdir = path
     os.environ["XDG_STATE_HOME"] = f"{path}/state"
+    Path(path, "state").mkdir()  # launchers keep folders of running jobs there
     os.environ["XDG_CACHE_HOME"] = str(HERE.parent / "build" / "cache")  # kept: bindings compile once per framework
     yield
     tempfile.tempdir = None

@@ -14,6 +14,7 @@
 #include "kernel/kernel.h"
 #include "os/clock.h"
 #include "os/memory.h"
+#include "trace/recorder.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -21,7 +22,8 @@ using farandole::Code;
 using farandole::Error;
 
 struct farandole_engine {
-  explicit farandole_engine(farandole::Options options) : engine(std::move(options)) {}
+  farandole_engine(farandole::Options options, farandole::os::Descriptor record)
+      : engine(std::move(options), std::move(record)) {}
   farandole::Engine engine;
 };
 
@@ -199,6 +201,8 @@ void fill_outcome(const farandole::Operation& operation, farandole_outcome& outc
 
 }  // namespace
 
+static_assert(farandole::Recorder::kBytes == FARANDOLE_RECORD_BYTES);
+
 EXPORT const char* farandole_version(void) { return FARANDOLE_VERSION; }
 EXPORT uint64_t farandole_interface(void) { return FARANDOLE_INTERFACE; }
 EXPORT uint64_t farandole_wire(void) { return FARANDOLE_WIRE; }
@@ -224,7 +228,9 @@ EXPORT int farandole_create(const farandole_options* options, farandole_engine**
   return report(guarded([&]() -> Error {
                   farandole::Options read;
                   Error bad = read_options(options, read);
-                  if (!bad.failed()) *engine = new farandole_engine(std::move(read));
+                  if (options == nullptr || options->interface != FARANDOLE_INTERFACE) return bad;
+                  farandole::os::Descriptor record(options->record);
+                  if (!bad.failed()) *engine = new farandole_engine(std::move(read), std::move(record));
                   return bad;
                 }),
                 error, capacity);

@@ -56,6 +56,8 @@ enum farandole_algorithm { FARANDOLE_ALGORITHMS(FARANDOLE_ENUMERATOR) };
 
 typedef struct farandole_engine farandole_engine;
 
+#define FARANDOLE_RECORD_BYTES 266240 /* core/trace/recorder.h has the layout */
+
 typedef struct farandole_options {
   uint64_t interface; /* FARANDOLE_INTERFACE */
   int32_t rank;
@@ -75,6 +77,8 @@ typedef struct farandole_options {
   int32_t fuse_bundles; /* 0: a group of tensors shares its bucket with no others */
   int64_t chunk_bytes;  /* of a message between hosts */
   int32_t tcp_streams;  /* connections between two ranks on different hosts */
+  int32_t record; /* a memory file of FARANDOLE_RECORD_BYTES for the last operations, or -1. The core owns it, also
+                     when it returns an error */
 } farandole_options;
 
 const char* farandole_version(void);

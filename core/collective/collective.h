@@ -31,6 +31,7 @@ struct Context {
   std::size_t chunk_bytes = 256 << 10;  // between hosts
   Kind kind = Kind::allreduce;          // for failpoints and phases
   const void* engine = nullptr;         // for failpoints
+  Algorithm* chosen = nullptr;          // gets the algorithm between hosts of an allreduce
   std::int64_t* in_place = nullptr;     // counts bytes that were reduced directly in shared memory
   const char** phase = nullptr;  // its current phase, for error messages: "pack", "send", "recv", "reduce", "unpack"
 };

@@ -61,7 +61,9 @@ Order remote_order(const Context& context, std::size_t bytes, int hosts, int me)
 
 Task remote_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
                       const Reduction& reduction, Flow& flow) {
-  switch (choose(context.algorithm, in.bytes(), party.size()).algorithm) {
+  const Algorithm algorithm = choose(context.algorithm, in.bytes(), party.size()).algorithm;
+  if (context.chosen != nullptr) *context.chosen = algorithm;
+  switch (algorithm) {
     case Algorithm::ring:
       return ring_allreduce(context, party, in, out, reduction, flow);
     case Algorithm::doubling:

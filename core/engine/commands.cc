@@ -123,7 +123,8 @@ std::size_t Commands::enter(const std::vector<OperationPtr>& operations, bool bu
   for (const OperationPtr& operation : operations) {
     negotiate::Request& request = operation->request;
     operation->submitted_ns = now;
-    bytes += request.bytes();
+    const std::size_t size = request.bytes();
+    bytes += size;
     if (!bypasses_negotiation(*operation)) {
       if (request.unnamed) {
         std::uint64_t& count = unnamed_[{operation->group, request.kind}];
@@ -141,12 +142,17 @@ std::size_t Commands::enter(const std::vector<OperationPtr>& operations, bool bu
     handles_.insert(operation);
     FARANDOLE_FAILPOINT(services_, request.kind, "submit");
     submitted_.push_back(operation);
+    const int peer = point_to_point(request.kind) ? operation->peer : request.root;
+    operation->record = recorder_.submitted({request.name, &request.shape, static_cast<std::int64_t>(size),
+                                             operation->group, peer, request.kind, request.dtype, request.op},
+                                            now);
   }
   return bytes;
 }
 
 void Commands::withdraw(const Operation& operation) {
   if (operation.handle == 0) return;  // it was not registered yet
+  recorder_.done(operation.record, Code::no_memory, 0, operation.submitted_ns);
   handles_.release(operation.handle);
   if (bypasses_negotiation(operation)) return;
   auto names = names_.find(operation.group);

@@ -49,8 +49,8 @@ class Commands {
   };
 
   // `services` is only for failpoints.
-  Commands(const Options& options, Handles& handles, Services* services)
-      : options_(options), handles_(handles), services_(services) {}
+  Commands(const Options& options, Handles& handles, Recorder& recorder, Services* services)
+      : options_(options), handles_(handles), recorder_(recorder), services_(services) {}
 
   // All or nothing; sets handles and names. After end(), the operations fail at once.
   Submitted submit(const std::vector<OperationPtr>& operations, bool bundle);
@@ -83,6 +83,7 @@ class Commands {
 
   const Options& options_;
   Handles& handles_;
+  Recorder& recorder_;
   Services* services_;
   std::atomic<bool> pending_{false};
   std::mutex mutex_;

@@ -16,14 +16,15 @@ constexpr std::int64_t kMaxWaitMs = 100;        // milliseconds until a call ret
 
 }  // namespace
 
-Engine::Engine(Options options)
+Engine::Engine(Options options, os::Descriptor record)
     : options_(std::move(options)),
       tuning_(options_.tuning),
       fork_depth_(os::fork_depth()),
       results_(std::make_shared<Results>([this](const os::SharedMemory& memory) {
         share(memory.file().duplicate(), memory.data(), memory.bytes(), link::RegionUse::results);
       })),
-      commands_(options_, handles_, this),
+      recorder_(std::move(record), options_.rank, options_.size, options_.generation),
+      commands_(options_, handles_, recorder_, this),
       nonce_(static_cast<std::uint64_t>(os::now_ns()) * 0x9e3779b97f4a7c15ull ^ reinterpret_cast<std::uintptr_t>(this)),
       status_page_(options_.generation, options_.rank, nonce_),
       transfers_(*this),
@@ -179,6 +180,7 @@ void Engine::finish(Operation& operation, const Error& error) {
   // A lost peer is the root cause of errors that follow from it.
   operation.error = error.failed() && revoked_.failed() ? revoked_ : error;
   if (error.failed()) operation.owned.get_deleter().retire();
+  recorder_.done(operation.record, operation.error.code, 0, driver_.now());
   commands_.finished(operation, driver_.now());
   handles_.finish(operation);
 }

@@ -25,7 +25,8 @@ namespace farandole {
 // moves `Groups` and `Transfers` on. The engine itself has the links to other ranks, and ends: it revokes, or leaves.
 class Engine final : private Services, private Driven, private link::Listener {
  public:
-  explicit Engine(Options options);
+  // `record`: the recorder's memory file; it may be empty.
+  explicit Engine(Options options, os::Descriptor record = {});
   ~Engine() override;
 
   // These may be called from any thread.
@@ -46,6 +47,8 @@ class Engine final : private Services, private Driven, private link::Listener {
   Handles& handles() { return handles_; }
   Events& events() { return events_; }
   Trace& trace() override { return trace_; }
+  Recorder& recorder() override { return recorder_; }
+  std::int64_t now() const override { return driver_.now(); }
   Results& results() override { return *results_; }
   std::int64_t counter(int which);
   void set_trace(bool on, bool mark_plans);
@@ -113,6 +116,7 @@ class Engine final : private Services, private Driven, private link::Listener {
   Handles handles_;
   Events events_;
   Trace trace_;
+  Recorder recorder_;
   Counters counters_;
   Commands commands_;
 

@@ -184,6 +184,7 @@ void prepare(Job& job, collective::Context context) {
   context.kind = job.bucket->kind;
   context.phase = &job.phase;
   context.in_place = &job.in_place;
+  context.chosen = &job.algorithm;
   context.sequence = job.sequence;
   check_room(job);
   Task task;

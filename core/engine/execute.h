@@ -21,6 +21,7 @@ struct Job {
   std::uint64_t sequence = 0;
   std::size_t chunk_bytes = 0;  // the group's value when the bucket was agreed on
   const char* phase = "queue";
+  collective::Algorithm algorithm = collective::Algorithm::automatic;  // the chosen one, of an allreduce between hosts
   std::int64_t in_place = 0;  // bytes that were reduced directly in shared memory
   std::unique_ptr<Running> running;
 };

@@ -235,6 +235,7 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
       if (error.code != Code::invalid_argument) return services_.revoke(error);
     }
     FARANDOLE_FAILPOINT(&services_, bucket.kind, "complete");
+    services_.recorder().ready(operation->record, 0, services_.now());
     services_.finish(*operation, error);
   }
 }
@@ -273,6 +274,7 @@ void Group::enqueue(std::shared_ptr<const Bucket> bucket, std::vector<OperationP
   for (const OperationPtr& operation : job->operations) {
     if (operation == nullptr) continue;
     operation->phase = job->phase;
+    services_.recorder().ready(operation->record, job->sequence, services_.now());
     services_.trace().begin(operation->request.name, operation->request.kind);
     services_.trace().activity_begin(operation->request.name, "QUEUE");
   }
@@ -297,6 +299,9 @@ bool Group::run_jobs() {
         job.results = &services_.results();
         prepare(job, context);
         moved = true;
+        const std::int64_t now = os::now_ns();
+        for (const OperationPtr& operation : job.operations)
+          if (operation != nullptr) services_.recorder().begun(operation->record, now);
         if (services_.trace().on())
           for (const OperationPtr& operation : job.operations) {
             if (operation == nullptr) continue;
@@ -331,9 +336,12 @@ void Group::complete(Job& job) {
   services_.counters().add(Counter::collectives);
   services_.counters().add(Counter::in_place, job.in_place);
   if (step_timer_.on() && job.bucket->kind == Kind::allreduce) note_pace(job);
+  const auto way = topology_.host_count() == 1 ? Recorder::kInsideHost : static_cast<std::uint8_t>(job.algorithm);
+  const std::int64_t now = os::now_ns();
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();
     if (operation == nullptr) continue;
+    services_.recorder().done(operation->record, Code::ok, way, now);
     if (services_.trace().on()) {
       services_.trace().activity_end(operation->request.name);
       services_.trace().end(operation->request.name, operation->request.dtype, operation->shape);

@@ -42,6 +42,7 @@ void Groups::create_everyone() {
 
 void Groups::create(std::uint32_t id, Topology topology) {
   commands_.add_group(static_cast<std::int32_t>(id), topology.ranks);
+  if (topology.me >= 0) services_.recorder().group(id, topology.ranks);
   all_[id] = topology;
   if (topology.me < 0) return early_.forget(id);
   Group& group = *mine_.emplace(id, std::make_unique<Group>(services_, id, std::move(topology))).first->second;

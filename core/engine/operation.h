@@ -44,6 +44,7 @@ struct Operation {
   void* output = nullptr;
   Pieces pieces;  // instead of both, for a tensor in several places
   std::int64_t submitted_ns = 0;
+  std::uint64_t record = 0;            // its number in the recorder
   Completions* completions = nullptr;  // gets the handle when it is done; may be null
 
   // The driver writes these before `done` becomes 1; anyone may read them after.

@@ -18,6 +18,7 @@
 #include "group/topology.h"
 #include "link/messenger.h"
 #include "link/regions.h"
+#include "trace/recorder.h"
 #include "trace/trace.h"
 
 namespace farandole {
@@ -81,6 +82,8 @@ class Services {
   virtual const link::Regions& regions() const = 0;
   virtual Counters& counters() = 0;
   virtual Trace& trace() = 0;
+  virtual Recorder& recorder() = 0;
+  virtual std::int64_t now() const = 0;  // when the current pass began
   virtual Results& results() = 0;
   virtual void log(Level level, std::string text) = 0;
   virtual void finish(Operation& operation, const Error& error) = 0;

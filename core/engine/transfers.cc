@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/failpoint.h"
+#include "os/clock.h"
 
 namespace farandole {
 namespace {
@@ -36,6 +37,7 @@ void Transfers::begin(const OperationPtr& operation) {
   dtype_tag.group |= kPointToPointDtype;
   std::size_t bytes = operation->request.bytes();
   operation->phase = kind == Kind::send ? "send" : "recv";
+  services_.recorder().begun(operation->record, os::now_ns());
   operation->shape = operation->request.shape;
   operation->output_bytes = kind == Kind::receive ? bytes : 0;
   Transfer transfer;

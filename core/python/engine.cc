@@ -63,14 +63,15 @@ int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
   static const char* const keywords[] = {
       "library",       "rank",     "hosts",        "generation",    "allreduce_algorithm", "fusion_threshold",
       "plan_capacity", "flush_us", "spin_us",      "stall_note_ms", "stall_warning_ms",    "stall_shutdown_ms",
-      "slot_bytes",    "slots",    "fuse_bundles", "chunk_bytes",   "tcp_streams",         nullptr};
+      "slot_bytes",    "slots",    "fuse_bundles", "chunk_bytes",   "tcp_streams",         "record",
+      nullptr};
   PyObject *library = nullptr, *given = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iOI$iLLLLLLLLiiLi", const_cast<char**>(keywords), library_type,
+  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iOI$iLLLLLLLLiiLii", const_cast<char**>(keywords), library_type,
                                    &library, &options.rank, &given, &options.generation, &options.allreduce_algorithm,
                                    &options.fusion_threshold, &options.plan_capacity, &options.flush_us,
                                    &options.spin_us, &options.stall_note_ms, &options.stall_warning_ms,
                                    &options.stall_shutdown_ms, &options.slot_bytes, &options.slots,
-                                   &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams))
+                                   &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams, &options.record))
     return -1;
   std::unique_ptr<std::int32_t[]> hosts;
   if (!read_hosts(given, hosts, options.size)) return -1;
@@ -83,6 +84,7 @@ int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
   self->core = reinterpret_cast<Library*>(library)->core;
   self->rank = options.rank;
   self->generation = options.generation;
+  if (options.record >= 0) options.record = dup(options.record);  // the core takes ownership
   char error[kErrorBytes] = "";
   const int code = self->core->create(&options, &self->engine, error, sizeof error);
   if (code != kOk || self->engine == nullptr) {

@@ -47,6 +47,7 @@ inline farandole_options default_options() {
   options.fuse_bundles = 1;
   options.chunk_bytes = 256 << 10;
   options.tcp_streams = 2;
+  options.record = -1;
   return options;
 }
 

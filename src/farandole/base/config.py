@@ -95,6 +95,10 @@ class Config:
     elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
     pulse_fd: int | None = _worker(None, "descriptor of this rank's status page with its heartbeats", minimum=0)
     agent_pulse_fd: int | None = _worker(None, "descriptor of its agent's status page", minimum=0)
+    record_fd: int | None = _worker(
+        None, "descriptor of the memory file for the last operations, which the agent reads", minimum=0
+    )
+    stacks_fd: int | None = _worker(None, "descriptor of the memory file to which stacks are written", minimum=0)
     worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
     newcomer: bool = _worker(False, "the job was training when this process was started: init() stops nobody")
 
@@ -288,7 +292,7 @@ class Config:
         maximum=3600,
     )
     stall_note_seconds: float = _seconds(
-        5.0, "when a line is logged about a tensor that some ranks have not submitted; 0: never"
+        5.0, "when it is told which rank has not submitted a tensor that others wait for; 0: never"
     )
     stall_check_disable: bool = _setting(
         False,

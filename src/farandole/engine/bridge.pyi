@@ -46,6 +46,7 @@ class Engine:
         fuse_bundles: int,
         chunk_bytes: int,
         tcp_streams: int,
+        record: int,
     ) -> None: ...
     @property
     def calls(self) -> int: ...

@@ -1,16 +1,18 @@
 # The native engine: the core behind the Engine protocol.
-# Touches config, events, interface, library and the extension.
+# Touches config, events, interface, library, observe and the extension.
 """Makes engines from the settings, gives compiled operations of frameworks access to them, and closes them."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..base.config import ALGORITHMS, Config
+from ..observe import records
 from .events import EventThread
 from .interface import COUNTERS, Span
 from .library import IMPORT_FAILURE, load
@@ -47,6 +49,10 @@ class NativeEngine(_Engine):
         shutdown = config.stall_shutdown_time_seconds
         if shutdown < config.stall_check_time_seconds:
             shutdown = 0.0  # Horovod ignores a shutdown time below the warning time
+        self._record = records.inherited(config.record_fd)
+        note = config.stall_note_seconds if checked else 0.0
+        main = threading.main_thread().ident or 0
+        self._record.introduce(os.getpid(), main, note, config.stall_check_time_seconds if checked else 0.0)
         super().__init__(
             self.library,
             rank,
@@ -57,7 +63,8 @@ class NativeEngine(_Engine):
             plan_capacity=config.cache_capacity,
             flush_us=config.flush_us,
             spin_us=config.spin_us,
-            stall_note_ms=_milliseconds(config.stall_note_seconds) if checked else 0,
+            # An agent that has the record says more, and once for all ranks.
+            stall_note_ms=0 if self._record.shared else _milliseconds(note),
             stall_warning_ms=_milliseconds(config.stall_check_time_seconds) if checked else 0,
             stall_shutdown_ms=_milliseconds(shutdown) if checked else 0,
             slot_bytes=config.slot_bytes,
@@ -65,6 +72,7 @@ class NativeEngine(_Engine):
             fuse_bundles=0 if config.disable_group_fusion else 1,
             chunk_bytes=config.chunk_bytes,
             tcp_streams=config.tcp_streams,
+            record=self._record.fd,
         )
 
     def use_huge_pages(self, memory: Span) -> None:
@@ -103,6 +111,7 @@ class NativeEngine(_Engine):
                 return
             time.sleep(0.001)
         self.free()
+        self._record.close()
 
     def serve(self, path: str) -> None:
         """Lets a framework's own operations, compiled into the library at `path`, use this engine until it ends."""
@@ -112,6 +121,10 @@ class NativeEngine(_Engine):
     def lend(self, path: str) -> None:
         """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""
         self._detach.append(bridge.Operations(path, self).detach)
+
+    def record(self) -> bytes:
+        """The last operations of this rank, for `farandole.observe.records.read`."""
+        return self._record.bytes()
 
     def counter(self, name: str) -> int:
         return self.count(COUNTERS.index(name))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.base.version import package_version
-from farandole.launch import environment, evidence, guard, machine, spawn, watch
+from farandole.launch import environment, evidence, examine, guard, machine, spawn, watch
 from farandole.rendezvous import agent_messages, interfaces, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
@@ -38,12 +38,13 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _Rank:
-    """A worker, its streams, the pipe for its failure report, and its channel for calls."""
+    """A worker, its streams, the pipe for its failure report, its memory files, and its channel for calls."""
 
-    def __init__(self, worker: spawn.Worker, report: int, calls: Channel | None) -> None:
+    def __init__(self, worker: spawn.Worker, report: int, sights: examine.Sights) -> None:
         self.worker = worker
         self.report = report
-        self.calls = calls
+        self.sights = sights
+        self.calls: Channel | None = None
         self.early: list[
             agent_messages.Call
         ] = []  # what came before it had said hello; the launcher sends no more than a few
@@ -53,6 +54,7 @@ class _Rank:
 
     def close(self) -> None:
         os.close(self.report)
+        self.sights.close()
         self.worker.close()
         if self.calls is not None:
             self.calls.close()
@@ -82,6 +84,7 @@ class Agent:
         self._hub = ""  # where it is reached
         self._probing = False
         self._orphaned = False  # the launcher is gone, and ranks save their state
+        self._examination: examine.Examination | None = None
         self._listen_to_signals()
         loop.watch(guard_line, READ, lambda _: self._end("the guard is gone"))
 
@@ -163,6 +166,7 @@ class Agent:
             agent_messages.OutputCredit: self._written,
             agent_messages.WatchRanks: self._watch_ranks,
             agent_messages.Heartbeat: self._ticked,
+            agent_messages.Examine: self._examine,
         }
         if self._watcher is not None:
             self._watcher.heard = time.monotonic()
@@ -218,6 +222,9 @@ class Agent:
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
         variables[b"FARANDOLE_REPORT_PIPE"] = b"%d" % os.fstat(writer).st_ino
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
+        sights = examine.Sights()
+        inherit += sights.fds
+        variables[b"FARANDOLE_RECORD_FD"], variables[b"FARANDOLE_STACKS_FD"] = (b"%d" % fd for fd in sights.fds)
         word: watch.StatusPage | None = None
         if self._watcher is not None:
             word = watch.StatusPage()
@@ -233,6 +240,7 @@ class Agent:
             worker = spawn.start_worker(self._command, variables, order.directory, inherit)
         except OSError as error:
             os.close(reader)
+            sights.close()
             if near is not None:
                 near.close()
             if word is not None:
@@ -245,10 +253,11 @@ class Agent:
             os.close(writer)
             if far is not None:
                 far.close()
-        rank = self._ranks[order.rank] = _Rank(worker, reader, None)
+        rank = self._ranks[order.rank] = _Rank(worker, reader, sights)
         if self._watcher is not None and word is not None:
             self._watcher.add(order.rank, worker.pid, word)
         self._listen(order.rank)
+        self._loop.at("waiting", time.monotonic() + examine.LOOK_SECONDS, self._look_for_waiting)
         self._channel.send(agent_messages.Running(order.rank, worker.pid))
         if near is not None:
             self._connect(rank, near)
@@ -280,12 +289,37 @@ class Agent:
                 self._pass_output(number, stream, data)
             self._pass_output(number, stream, b"")
         report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
-        self._report(agent_messages.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
+        if self._examination is not None:
+            self._examination.forget(number)
+        last = rank.sights.last() if code else b""
+        self._report(agent_messages.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else "", last))
         rank.close()
         if self._watcher is not None:
             self._watcher.forget(number)
         if self._orphaned and not self._ranks:
             self._over = True
+
+    # What the ranks wait for.
+
+    def _look_for_waiting(self) -> None:
+        now = time.monotonic()
+        for number, rank in self._ranks.items() if not self._orphaned else ():
+            waited = rank.sights.waiting(time.monotonic_ns())
+            if waited is not None:
+                self._channel.send(agent_messages.RankWaits(number, waited // 1_000_000))
+        self._loop.at("waiting", now + examine.LOOK_SECONDS, self._look_for_waiting)
+
+    def _examine(self, order: agent_messages.Examine) -> None:
+        ranks = {number: (rank.worker.pid, rank.sights) for number, rank in self._ranks.items()}
+        self._examination = examine.Examination(order.number, ranks, self._channel.send)
+        self._go_on_examining()
+
+    def _go_on_examining(self) -> None:
+        now = time.monotonic()
+        if self._examination is not None and self._examination.turn(now):
+            self._loop.at("examine", now + examine.TURN_SECONDS, self._go_on_examining)
+        else:
+            self._examination = None
 
     # The ranks' output and results. The connection to the launcher is always read, because signals and its end come
     # there.

@@ -1,4 +1,4 @@
-# The `farandole` command: run, fit, attach, doctor, env, trace, bench, discover; and `horovodrun`, its `run`.
+# The `farandole` command: run, fit, why, stacks, attach, doctor and other tools; and `horovodrun`, its `run`.
 # Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
@@ -17,6 +17,8 @@ USAGE = """usage: farandole COMMAND ...
 
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
   fit STACK.yaml         train what a file describes, with Lightning; --explain shows it
+  why [JOB]              what the ranks of a running job wait for
+  stacks [JOB]           the Python stacks of all its ranks, merged
   attach [NAME]          show a job again that was started with --survive-launcher
   check TRAIN.PY         run a few steps on 2 ranks and report mistakes of the script: begin with this
   new [KIND] DIR         a small project that trains, to begin with: torch, lightning, keras, jax, tensorflow
@@ -133,6 +135,13 @@ def _completion(words: Sequence[str]) -> int:
     return 0
 
 
+def _ask(question: str, words: Sequence[str]) -> int:
+    from farandole.launch import running
+    from farandole.launch.reporter import say
+
+    return running.ask(question, words, say)
+
+
 def _open_streams() -> None:
     """Opens streams that a shell has closed (`>&-`). Otherwise the next file that we open would take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -175,6 +184,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "attach": _attach,
     "completion": _completion,
+    **{question: functools.partial(_ask, question) for question in ("why", "stacks")},
     "fit": functools.partial(_tool, "fit", package="farandole.lightning"),
     **{name: functools.partial(_tool, name) for name in TOOLS},
 }

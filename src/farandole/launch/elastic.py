@@ -256,6 +256,7 @@ class ElasticRanks(JobRanks):
 
     def say(self, text: str) -> None:
         """Tells the user."""
+        self.on_warning(text)
         self._say(text)
 
     def job_over(self, over: Over) -> None:

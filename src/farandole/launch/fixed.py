@@ -95,6 +95,7 @@ class FixedRanks(JobRanks):
             connection.open(deadline, lambda host=host: self._waiting_for.discard(host), self._fail_start)  # type: ignore[misc]
         self._await(deadline)
         self._hub = Hub(self._agents.secret, len(self.codes), self._hub_addresses(), package_version())
+        self._hub.on_warning = self.on_warning
         self._hub.start()
         addresses = self._hub.addresses
         for connection in connections.values():

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from farandole.launch import blame
@@ -15,15 +16,19 @@ from farandole.launch.agent_connection import AgentConnection, Pump
 from farandole.launch.agents import Agents
 from farandole.launch.elastic import ElasticRanks
 from farandole.launch.fixed import FixedRanks
+from farandole.launch.hangs import Hangs, OnHang
 from farandole.launch.outcome import GRACE_SECONDS, Outcome
 from farandole.launch.output import Sink
 from farandole.launch.output_relay import OutputRelay
 from farandole.launch.plan import ElasticOptions, Plan
+from farandole.observe.records import Record
+from farandole.observe.report import Report
 from farandole.rendezvous import agent_messages
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.secret import Secret
 
 J = TypeVar("J", bound="Job")
+log = logging.getLogger("farandole")
 
 
 class Ranks(Protocol):
@@ -31,6 +36,7 @@ class Ranks(Protocol):
 
     codes: list[int | None]
     pids: list[int]
+    on_warning: Callable[[str], None]
 
     @property
     def refused(self) -> int: ...
@@ -40,7 +46,7 @@ class Ranks(Protocol):
     def host_of(self, rank: int) -> str: ...
     def pid_of(self, rank: int) -> int: ...
     def status_text(self) -> str: ...
-    def running(self) -> Sequence[int]: ...
+    def running(self) -> list[int]: ...
     def runs(self, rank: int) -> bool: ...
     def going_on(self) -> bool: ...
     def connection(self, rank: int) -> AgentConnection | None: ...
@@ -54,7 +60,8 @@ class Ranks(Protocol):
 class Job:
     """A running job. Use it as a context manager: at the end of the block it kills what still runs and cleans up.
 
-    `elastic`: makes it a job whose ranks change; None: the ranks of the plan. The functions `on_...` are called on the
+    `elastic`: makes it a job whose ranks change; None: the ranks of the plan. `say`: None tells the log of hangs, and
+    nobody of the rest. The functions `on_...` are called on the
     job's thread: for each piece of a call, for each rank that ends without a failure, at the end of the job, and for
     each worker of an elastic job that has started. `on_started` is called before that, on the thread that makes the
     job: the agents have been told to start the ranks.
@@ -64,8 +71,9 @@ class Job:
         self,
         plan: Plan,
         sink: Sink,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] | None = None,
         *,
+        on_hang: OnHang = OnHang(),  # noqa: B008 (it is frozen)
         elastic: ElasticOptions | None = None,
         on_call: Callable[[agent_messages.Call], None] = lambda piece: None,
         on_ended: Callable[[int, int], None] = lambda rank, code: None,
@@ -73,6 +81,8 @@ class Job:
         on_running: Callable[[int], None] = lambda worker: None,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
+        tell_hang = say or log.warning  # a hang is told in any case
+        say = say or (lambda line: None)
         self._say = say
         self._on_call = on_call
         self._on_over = on_over
@@ -82,6 +92,8 @@ class Job:
         self._output = OutputRelay(self._loop, sink, self._outcome.fail)
         parts = (plan, self._agents, self._outcome, say, on_ended)
         self._ranks: Ranks = FixedRanks(*parts) if elastic is None else ElasticRanks(elastic, on_running, *parts)
+        self._hangs = Hangs(self._agents, self._ranks, self._outcome, tell_hang, on_hang)
+        self._ranks.on_warning = self._hangs.note_warning
         self._pumps: dict[int, Pump] = {}
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
@@ -219,6 +231,15 @@ class Job:
 
         self._loop.call(act)
 
+    @property
+    def records(self) -> Mapping[int, Record]:
+        """The last operations of ranks that failed."""
+        return self._hangs.records
+
+    def examine(self, then: Callable[[Report], None]) -> None:
+        """Finds out what each rank does; calls `then(report)` on the job's thread, after at most a few seconds."""
+        self._loop.call(lambda: self._hangs.examine(then))
+
     def settle(self, seconds: float) -> None:
         """Returns when all output that was received is written, or after `seconds`."""
         self._output.settle(seconds)
@@ -264,6 +285,9 @@ class Job:
                 self._pumps[report.rank].taken()
         elif isinstance(report, agent_messages.Ended):
             self._pumps.pop(report.rank, None)
+            self._hangs.heard(report)
+        elif isinstance(report, agent_messages.RankWaits | agent_messages.Examined):
+            self._hangs.heard(report)
 
     def _agent_lost(self, connection: AgentConnection, reason: str) -> None:
         self._ranks.lost(connection, reason)

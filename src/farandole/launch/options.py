@@ -55,6 +55,12 @@ FLAGS = (
     Flag("output_filename", ("--output-filename",), "also write DIR/rank.N/stdout and stderr", "DIR"),
     Flag("log_dir", ("--log-dir",), "a new folder in DIR: logs of all ranks, settings, versions, timeline", "DIR"),
     Flag(
+        "on_hang",
+        ("--on-hang",),
+        "what happens when ranks wait for one that does not come: report, dump (also the last operations), kill",
+        "WHAT",
+    ),
+    Flag(
         "timestamps",
         ("--timestamps", "-prefix-timestamp", "--prefix-output-with-timestamp"),
         "a time in front of each line",

@@ -21,3 +21,4 @@ class JobRanks:
 
     def __init__(self, *parts: *Parts) -> None:
         self._plan, self._agents, self._outcome, self._say, self._on_ended = parts
+        self.on_warning: Callable[[str], None] = lambda text: None  # the hub has warned the user

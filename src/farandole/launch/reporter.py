@@ -30,6 +30,7 @@ from farandole.launch.output import (
     time_of_day,
 )
 from farandole.launch.summary import Account
+from farandole.observe.hangs import last_words, mismatch
 
 BACKLOG_OF_COLLATERAL = 16  # the report names so many collateral ranks
 TELL_SECONDS = 1.0  # a message is dropped if nobody reads our output for this long
@@ -154,6 +155,10 @@ class Reporter:
         for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
             how = "failed by itself too" if ending.error else "ended too"
             self.say(f"rank {self._name(ending.rank)} {how}: {ending.text}")
+        if verdict.code > 128 and (record := job.records.get(verdict.rank)) is not None:
+            self.say(f"rank {name} {last_words(record)}")
+        if (differs := mismatch(job.records)) is not None:
+            self.say(f"{differs.kind}: {differs.text}")
         if job.reason:
             self.say(job.reason)
         if self.log_directory is not None:

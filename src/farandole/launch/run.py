@@ -17,13 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 from farandole.base.version import package_version
-from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
+from farandole.launch import discovery, environment, foreign, hosts, running, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
+from farandole.launch.hangs import ON_HANG, OnHang
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.plan import ElasticOptions, Plan
-from farandole.launch.reporter import Reporter, say
+from farandole.launch.reporter import Reporter, say, tell
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
@@ -67,6 +68,8 @@ def check(options: Options) -> None:
         raise Usage(f"there is no command to run, e.g. {options.program} -np 2 python train.py")
     if options.blacklist not in (None, "slot", "host"):
         raise Usage(f"--blacklist {options.blacklist}: expected slot or host")
+    if options.on_hang not in (None, *ON_HANG):
+        raise Usage(f"--on-hang {options.on_hang}: expected one of {', '.join(ON_HANG)}")
     for name, least in (
         ("threads", 1), ("grace", 0), ("ssh_port", 1), ("drain_timeout", 0), ("slots_per_host", 1)
     ):  # fmt: skip
@@ -294,13 +297,15 @@ class _Signals:
 @contextlib.contextmanager
 def _signals() -> Iterator[_Signals]:
     signals = _Signals()
-    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # The program that started us, such as nohup or a shell script, may have set one of them to be ignored.
     before = {
         number: signal.signal(number, signals.arrive)
         for number in asks
         if signal.getsignal(number) is not signal.SIG_IGN
     }
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:  # running.py answers it when there is something to ask
+        before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, lambda *_: None)
     try:
         yield signals
     finally:
@@ -321,7 +326,15 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with (
             _signals() as signals,
-            Job(plan, reporter.sink, reporter.say, elastic=elastic_options, on_started=signals.hold) as job,
+            Job(
+                plan,
+                reporter.sink,
+                reporter.say,
+                on_hang=OnHang(options.on_hang or ON_HANG[0], reporter.log_directory),
+                elastic=elastic_options,
+                on_started=signals.hold,
+            ) as job,
+            running.open_to_questions(job, options.command, tell),
         ):
             reporter.watch(job)
             if options.verbose:

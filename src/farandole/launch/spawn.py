@@ -19,10 +19,12 @@ from typing import NoReturn
 GIVE_UP_SECONDS = 10.0  # we do not wait longer for a process after SIGKILL: only the kernel can still end it
 
 # Loaded at import, because nothing may be loaded or imported between fork and exec.
-_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PRCTL = _LIBC.prctl
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_TGKILL = {"x86_64": 234, "aarch64": 131}  # older C libraries have no function for it
 
 
 def become(name: str) -> None:
@@ -291,6 +293,19 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def signal_thread(pid: int, thread: int, number: int) -> None:
+    """Sends a signal to one thread of a process; the waits of its other threads go on."""
+    call = _TGKILL.get(os.uname().machine)
+    if call is not None and thread > 0:
+        _LIBC.syscall(*map(ctypes.c_long, (call, pid, thread, number)))
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Sends a signal to a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def descendants(pid: int) -> list[int]:

@@ -98,16 +98,17 @@ def _run_detached(folder: Path, run: Callable[[], int]) -> int:
         os.close(file)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     spawn.become("farandole-job")
-    _put(folder / "runner", str(os.getpid()))
+    put(folder / "runner", str(os.getpid()))
     code = LOST
     try:
         code = run()
     finally:
-        _put(folder / "exit", str(code))
+        put(folder / "exit", str(code))
     return code
 
 
-def _put(path: Path, text: str) -> None:
+def put(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -99,6 +99,7 @@ class Ended:
     code: int
     report: str  # what the worker itself reported about its failure (base/ending.py)
     cause: str  # what the kernel reported about it
+    record: bytes  # its last operations, compressed; empty when it did not fail
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,34 @@ class RankSilent:
     state: str  # of its process, as the kernel names it: T stopped, D waits in the kernel, ...
 
 
+@dataclass(frozen=True)
+class RankWaits:
+    """Agent to launcher: an operation of this rank has been pending for this long; 0: it has ended."""
+
+    rank: int
+    waited_ms: int
+
+
+@dataclass(frozen=True)
+class Examine:
+    """Launcher to agent: say of each rank what it does."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Agent to launcher: what a rank does."""
+
+    number: int
+    rank: int
+    facts: bytes  # JSON (launch/examine.py)
+    record: bytes  # its last operations, compressed
+
+
 AgentMessage = (
     Prepare | Prepared | Environment | Command | Launch | Running | NotStarted | Output | OutputCredit | Ended | Signal
-    | AgentSignaled | Call | CallCredit | WatchRanks | Heartbeat | RankSilent
+    | AgentSignaled | Call | CallCredit | WatchRanks | Heartbeat | RankSilent | RankWaits | Examine | Examined
 )  # fmt: skip
 
 _CODEC = Codec(typing.get_args(AgentMessage))

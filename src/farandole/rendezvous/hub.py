@@ -86,6 +86,7 @@ class Hub:
         self._external_loop = loop is not None  # the loop belongs to the caller, who turns it
         self._after = after
         self.on_agent: Callable[[int], None] = lambda number: None  # called when an agent has connected
+        self.on_warning: Callable[[str], None] = lambda text: None  # called when the user was warned
         self._names = itertools.count(1)
         self._channels: dict[int, Channel] = {}
         self.admitted = 0  # how many connections of ranks it has accepted
@@ -227,6 +228,7 @@ class Hub:
         """Sends the messages that `membership` decided. Call it on the loop's thread."""
         for text in self._membership.take_warnings():
             log.warning("%s", text)
+            self.on_warning(text)
         for name, message in sends:
             channel = self._channels.get(name)
             if channel is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..base import ending, errors, hints, tested, tracebacks
 from ..base.config import Config, update_rank_variables, warn_of_ignored
+from ..observe import stacks
 from .groups import ProcessSet, expect_world, forget_world
 from .joining import PLACE, connect
 from .membership import Membership
@@ -79,6 +80,7 @@ class Runtime:
             log.configure(config)
             if config.report_fd is not None and config.tracebacks == "short":
                 tracebacks.install()
+            stacks.offer(config.stacks_fd)  # before the others can wait for this rank
             self._opened = (config, process_sets, found)
             if config.newcomer:
                 self._waiting = config
