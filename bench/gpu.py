@@ -1,6 +1,6 @@
 # Measures collectives on CUDA tensors and deaths during them, on a machine with a GPU; ranks may share one GPU.
 # Touches farandole and torch as users see them, processes, and MPS if it is installed.
-"""`python bench/gpu.py`: prints a table, and writes it to bench/NAME.json, where NAME is that of the GPU."""
+"""`python bench/gpu.py`: prints a table, and writes it to bench/results/NAME.json, where NAME is that of the GPU."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def main() -> None:
                     found[f"{ranks} ranks, MPS"] = machine.run("farandole", ranks)
                 found["training, 2 ranks, MPS"] = machine.run("training", 2)
     print(table(found))
-    place = ROOT / "bench" / f"{torch.cuda.get_device_name().split()[-1].lower()}.json"
+    place = ROOT / "bench" / "results" / f"{torch.cuda.get_device_name().split()[-1].lower()}.json"
     place.write_text(json.dumps(found, indent=1) + "\n")
     print(f"written to {place.relative_to(ROOT)}")
 
