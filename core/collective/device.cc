@@ -298,7 +298,7 @@ const char* text_of(Obstacle obstacle) {
     case Obstacle::result_size:
       return "a rank has no GPU memory of the result's size";
     case Obstacle::device_memory:
-      return "a rank has no GPU memory left";
+      return "a rank has no GPU memory left, or the tensors of one operation are too many";
     case Obstacle::unreachable:
       return "a rank cannot open the GPU memory of another one";
     case Obstacle::kernel:

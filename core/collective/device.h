@@ -34,7 +34,7 @@ enum class Obstacle : std::uint64_t {
   none = 0,
   host_memory = 1,    // a member's tensors are in host memory, or on several devices
   result_size = 2,    // a member has no memory of the result's size
-  device_memory = 3,  // a member has no device memory left
+  device_memory = 3,  // a member has no device memory left, or cannot name so many tensors at once
   unreachable = 4,    // a member cannot open the memory of another one
   kernel = 5,         // the kernel cannot be compiled or loaded
 };
