@@ -7,6 +7,8 @@ VENV_PYTHON := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 # Bench: more options, as in BENCH="collectives --ranks 2".
 BENCH ?=
+# Gpu: more options, as in GPU="--kills 100 --ranks 2 4".
+GPU ?=
 # Fuzz: for how many seconds.
 FUZZ ?= 3600
 # Chaos: how often each cell of the fault table runs; SEED=... replays the random part.
@@ -27,7 +29,7 @@ SECOND := $(if $(filter x86_64,$(shell uname -m)),other-torch)
 # Environments with gigabytes in them: `make clean` leaves them, as it leaves .venv.
 KEPT := other-torch oldest mxnet
 
-.PHONY: help demo check test nightly bench chaos fuzz lint sanitize coverage wheel release clean
+.PHONY: help demo check test nightly bench gpu chaos fuzz lint sanitize coverage wheel release clean
 
 help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
@@ -35,6 +37,7 @@ help:
 	@echo "make test      make check, and every other test"
 	@echo "make nightly   thread sanitizer, oldest frameworks, an hour of fuzzing, make chaos"
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
+	@echo "make gpu       CUDA tensors of ranks that share this machine's GPUs; PYTHON: one that has torch for CUDA"
 	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
 	@echo "make fuzz      an hour of fuzzing, of the wire and of whole engines with a hostile rank; FUZZ=60: a minute"
 	@echo "make lint      style, types, and the rules of the repository: a part of make check"
@@ -71,6 +74,12 @@ bench:
 	@$(PYTHON) scripts/environment.py build torch bench
 	@$(VENV_PYTHON) scripts/build.py library
 	@$(VENV_PYTHON) -m farandole.tools.bench --json build/bench/result.json --plots build/bench --compare bench $(BENCH)
+
+# Not in .venv: torch for CUDA has gigabytes, and who has a GPU has it installed.
+gpu:
+	@mkdir -p build && cmake -S . -B build/gpu -DPython_EXECUTABLE="$$(command -v $(PYTHON))" >build/gpu.log
+	@cmake --build build/gpu -j >>build/gpu.log
+	@$(PYTHON) bench/gpu.py $(GPU)
 
 chaos:
 	@$(PYTHON) scripts/build.py check

@@ -13,9 +13,9 @@ CORE_ROOMS: dict[str, set[str]] = {
     "cuda": {"base", "os"},
     "link": {"base", "os", "wire", "trace"},
     "group": {"base", "os", "wire", "trace", "link"},
-    "collective": {"base", "os", "wire", "trace", "link", "group", "kernel"},
+    "collective": {"base", "os", "wire", "trace", "link", "group", "kernel", "cuda"},
     "negotiate": {"base", "wire"},
-    "engine": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate"},
+    "engine": {"base", "os", "wire", "trace", "link", "group", "kernel", "cuda", "collective", "negotiate"},
     "api": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate", "engine", "cuda"},
     "python": {"api"},  # a separate extension module, which opens the core at run time
 }
@@ -72,7 +72,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "launch/build": {"base", "engine/cuda"},  # it prints what is here, and no job follows
     "__init__": _OPERATIONS | {"launch"},
     "__main__": {"launch"},
-    "torch": _FRAMEWORK | {"clusters", "autoload"},
+    "torch": _FRAMEWORK | {"clusters", "autoload", "engine/cuda"},
     **dict.fromkeys(_OF_KERAS, _FRAMEWORK | _OF_KERAS),
     "tensorflow": _FRAMEWORK | _OF_KERAS,
     "jax": _FRAMEWORK,

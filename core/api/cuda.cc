@@ -1,10 +1,11 @@
-// The C interface over cuda/: which of CUDA's libraries are here, and which GPUs.
-// Touches cuda/.
+// The C interface over cuda/: which of CUDA's libraries are here, and which GPUs; and for an engine that uses them.
+// Touches cuda/ and engine/.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 
+#include "api/engine.h"
 #include "api/farandole.h"
 #include "base/error.h"
 #include "cuda/devices.h"
@@ -108,4 +109,15 @@ EXPORT int farandole_cuda_devices(const farandole_place* places, int32_t count, 
         for (int32_t i = 0; i < std::min(capacity, *found); ++i) devices[i] = plain(all[static_cast<std::size_t>(i)]);
       },
       error, error_capacity);
+}
+
+EXPORT int farandole_use_gpus(farandole_engine* engine, const farandole_place* driver, int32_t drivers,
+                              const farandole_place* nvrtc, int32_t nvrtcs, const char* cache, char* error,
+                              size_t capacity) {
+  return guarded(
+      [&] {
+        const std::vector<cuda::Place> first = read(driver, drivers), second = read(nvrtc, nvrtcs);
+        engine->engine.use_gpus(std::make_unique<cuda::Gpus>(first, second, cache == nullptr ? "" : cache));
+      },
+      error, capacity);
 }

@@ -9,7 +9,7 @@
 #include <new>
 #include <string>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "group/heartbeat.h"
 #include "kernel/kernel.h"
 #include "os/clock.h"
@@ -20,12 +20,6 @@
 
 using farandole::Code;
 using farandole::Error;
-
-struct farandole_engine {
-  farandole_engine(farandole::Options options, farandole::os::Descriptor record)
-      : engine(std::move(options), std::move(record)) {}
-  farandole::Engine engine;
-};
 
 struct farandole_heartbeat {
   farandole_heartbeat(int32_t mine, int32_t theirs, int64_t beat_ms)
@@ -176,10 +170,31 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   return {};
 }
 
+// Requests that are submitted together and use one stream share its moment.
+struct Placed {
+  int32_t on_device = 0;
+  void* stream = nullptr;
+  farandole::cuda::MomentPtr ready;
+};
+
+Error read_place(farandole::Engine& engine, const farandole_request& given, farandole::Operation& operation,
+                 Placed& last) {
+  if (given.on_device == 0) return {};
+  if (given.on_device < 0 || given.pieces_count > 0 || operation.request.kind > farandole::Kind::reducescatter)
+    return {Code::invalid_argument, "only a collective on a whole tensor can use memory of a device"};
+  if (last.on_device != given.on_device || last.stream != given.stream)
+    last = {given.on_device, given.stream,
+            engine.mark(given.on_device - 1, static_cast<farandole::cuda::Stream>(given.stream))};
+  operation.ready = last.ready;
+  return {};
+}
+
 // The results of other kinds are only in the outcome.
 bool fills_memory_of_the_caller(const farandole::Operation& operation) {
   using farandole::Kind;
   const Kind kind = operation.request.kind;
+  // On the CPU, callers that give memory for an alltoall know the splits.
+  if (kind == Kind::alltoall && operation.ready != nullptr) return false;
   if (rows_vary(kind)) return operation.owned == nullptr;
   return kind == Kind::allreduce || kind == Kind::broadcast || kind == Kind::reducescatter || kind == Kind::barrier ||
          kind == Kind::send || kind == Kind::receive;
@@ -303,10 +318,12 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
                     return {Code::invalid_argument, "completion queue " + std::to_string(queue) + " does not exist"};
                   std::vector<farandole::OperationPtr> operations;
                   operations.reserve(static_cast<std::size_t>(count));
+                  Placed placed;
                   for (int32_t i = 0; i < count; ++i) {
                     operations.push_back(std::make_shared<farandole::Operation>());
                     operations.back()->completions = completions;
                     Error bad = read_request(requests[i], *operations.back());
+                    if (!bad.failed()) bad = read_place(engine->engine, requests[i], *operations.back(), placed);
                     if (bad.failed()) return bad;
                   }
                   std::vector<farandole::OperationPtr> kept = operations;
@@ -325,6 +342,8 @@ EXPORT int farandole_run(farandole_call* call) {
                       if (engine.forked()) return forked_error();
                       auto operation = std::make_shared<farandole::Operation>();
                       Error bad = read_request(*call->request, *operation);
+                      Placed placed;
+                      if (!bad.failed()) bad = read_place(engine, *call->request, *operation, placed);
                       if (!bad.failed()) bad = engine.submit({operation}, false, true);
                       if (bad.failed()) return bad;
                       call->handle = operation->handle;

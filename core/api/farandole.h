@@ -118,13 +118,15 @@ int64_t farandole_heartbeat_silence(farandole_heartbeat* heartbeat); /* millisec
 void farandole_heartbeat_stop(farandole_heartbeat* heartbeat);       /* not in a forked child */
 
 typedef struct farandole_request {
-  int32_t kind;   /* farandole_kind */
-  int32_t dtype;  /* farandole_dtype */
-  int32_t op;     /* farandole_op */
-  int32_t group;  /* 0: everyone */
-  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job; receive: -1, whoever sends */
-  int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */
-  const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
+  int32_t kind;      /* farandole_kind */
+  int32_t dtype;     /* farandole_dtype */
+  int32_t op;        /* farandole_op */
+  int32_t group;     /* 0: everyone */
+  int32_t peer;      /* broadcast: root; send, receive: the other side. A rank in the job; receive: -1, whoever sends */
+  int32_t device;    /* where the user's tensor lies, -1: CPU; all ranks must agree whether that is a GPU */
+  int32_t on_device; /* 0: `input` and `output` are CPU memory, whatever `device` is. Else 1 + the number of the CUDA
+                        device on which they lie, ready when `stream` has done what it has now; use_gpus comes first */
+  const char* name;  /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
   void* output; /* may equal input; not of allgather and alltoall, whose result goes there if it has exactly
                    `output_bytes`, and else (or for null) into memory of the core: see outcome */
@@ -139,7 +141,7 @@ typedef struct farandole_request {
   int64_t tag;  /* send, receive: both sides agree on it. add_group: 0, or a number from 1 << 20 that the members have
                    agreed on: then they alone ask for the group, and nobody waits for anybody. remove_group: 0; of such a
                    group: 1, this rank alone leaves it, or 2, it ends on all its members, with an error */
-  void* stream; /* of the device; null on CPU */
+  void* stream; /* with on_device */
   /* allreduce in place on memory in several places, which counts as one tensor: pairs of an address and its bytes.
    * `input` and `output` are not looked at. */
   const int64_t* pieces;
@@ -223,7 +225,7 @@ int farandole_next_event(farandole_engine* engine, farandole_event* event, int64
  * bytes reduced in place in shared memory (farandole_share), and of results that local peers wrote in place, 7
  * collectives done, 8 wake-ups of the engine's thread. On rank 0, since the last tune that asked for it: 9 steps, and
  * for the last step 10 its end (ns, monotonic) and 11 the bytes reduced. 12: nanoseconds that threads have waited for
- * operations. */
+ * operations. 13: bytes of device tensors that did not leave the device. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
 /* The current tuning of this rank: the first five values of a tune. */
 int farandole_tuning(farandole_engine* engine, int64_t values[5]);
@@ -267,6 +269,11 @@ typedef struct farandole_device {
 int farandole_cuda_devices(const farandole_place* places, int32_t count, farandole_device* devices, int32_t capacity,
                            int32_t* found, char* error, size_t error_capacity);
 
+/* Lets requests of this engine have memory of GPUs. `cache`: a folder for compiled kernels, or "". Starts the driver.
+ */
+int farandole_use_gpus(farandole_engine* engine, const farandole_place* driver, int32_t drivers,
+                       const farandole_place* nvrtc, int32_t nvrtcs, const char* cache, char* error, size_t capacity);
+
 /* Only in the test library (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
  * no_memory, corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
 int farandole_chaos_set(farandole_engine* engine, const char* point, const char* action, int32_t skip);
@@ -278,7 +285,7 @@ int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
   X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)                  \
   X(heartbeat_start) X(heartbeat_guard) X(heartbeat_silence) X(heartbeat_stop) X(submit) X(run) X(poll) X(wait)      \
   X(wait_passive) X(use_huge_pages) X(share) X(unshare) X(open_queue) X(next_completion) X(outcome_of) X(release)    \
-  X(next_event) X(counter) X(tuning) X(trace) X(trace_drain) X(cuda_library) X(cuda_devices)
+  X(next_event) X(counter) X(tuning) X(trace) X(trace_drain) X(cuda_library) X(cuda_devices) X(use_gpus)
 /* clang-format on */
 typedef struct farandole_functions {
 #define FARANDOLE_MEMBER(name) __typeof__(&farandole_##name) name;

@@ -27,6 +27,9 @@ constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kVirtualMemory = 
               kStreamOperations64 = 122, kMps = 133;  // attributes of a device
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kEventInterprocess = 4, kHostRegisterPortable = 1,
                    kHostRegisterMapped = 2;
+constexpr int kBufferId = 7;               // attribute of a pointer: of its allocation, unique in this process
+constexpr int kCaptureRelaxed = 2;         // this thread's calls do not disturb graphs that others capture
+constexpr unsigned kEnablePeerAccess = 1;  // of ipc_open
 constexpr unsigned kWaitAtLeast = 0, kWaitEqual = 1;  // of stream_wait_value64
 constexpr int kPinned = 1, kOnDevice = 1, kReadOnly = 1, kReadWrite = 3, kPosixDescriptor = 1;
 
@@ -72,6 +75,8 @@ struct IpcMemory {
   X(get_current, cuCtxGetCurrent, 10020, true, (Context* context))                                                  \
   X(mem_alloc, cuMemAlloc_v2, 10020, true, (Address* address, std::size_t bytes))                                   \
   X(mem_free, cuMemFree_v2, 10020, true, (Address address))                                                         \
+  X(mem_range, cuMemGetAddressRange_v2, 10020, true, (Address* base, std::size_t* bytes, Address address))           \
+  X(pointer_attribute, cuPointerGetAttribute, 10020, true, (void* value, int attribute, Address address))            \
   X(host_register, cuMemHostRegister_v2, 10020, true, (void* memory, std::size_t bytes, unsigned flags))            \
   X(host_unregister, cuMemHostUnregister, 10020, true, (void* memory))                                              \
   X(host_address, cuMemHostGetDevicePointer_v2, 10020, true, (Address* address, void* memory, unsigned flags))      \
@@ -119,6 +124,8 @@ struct IpcMemory {
   X(launch, cuLaunchKernel, 10020, true,                                                                            \
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,      \
      unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters, void** extra))                      \
+  X(launch_host, cuLaunchHostFunc, 10020, true, (Stream stream, void (*function)(void*), void* data))               \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, 10020, true, (int* mode))                             \
   X(stream_is_capturing, cuStreamIsCapturing, 10020, false, (Stream stream, int* status))
 /* clang-format on */
 

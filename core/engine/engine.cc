@@ -20,6 +20,7 @@ Engine::Engine(Options options, os::Descriptor record)
     : options_(std::move(options)),
       tuning_(options_.tuning),
       fork_depth_(os::fork_depth()),
+      waker_(std::make_shared<cuda::Waker>([this] { driver_.notify(); })),
       results_(std::make_shared<Results>([this](const os::SharedMemory& memory) {
         share(memory.file().duplicate(), memory.data(), memory.bytes(), link::RegionUse::results);
       })),
@@ -136,6 +137,7 @@ bool Engine::leave(std::int64_t linger_ms) {
   std::lock_guard driver(driver_.mutex());
   if (messenger_ == nullptr) return true;
   if (!leaving_) begin_leaving();
+  waker_->close();
   // The object may outlive the engine, for results that are still in use; everything else ends here.
   groups_.clear();
   local_peers_.clear();
@@ -159,6 +161,19 @@ void Engine::revoke_from_outside(const Error& error) {
 std::int64_t Engine::counter(int which) {
   if (which < 0 || which >= kCounters) return -1;
   return counters_[static_cast<Counter>(which)].load(std::memory_order_relaxed);
+}
+
+void Engine::use_gpus(std::unique_ptr<cuda::Gpus> gpus) {
+  std::lock_guard lock(gpus_mutex_);
+  if (gpus_ == nullptr) gpus_ = std::move(gpus);
+}
+
+cuda::MomentPtr Engine::mark(int device, cuda::Stream stream) {
+  std::unique_lock lock(gpus_mutex_);
+  if (gpus_ == nullptr) throw Failure(Code::invalid_argument, "use_gpus comes before operations on device memory");
+  const std::shared_ptr<cuda::Gpu> gpu = gpus_->at(device);
+  lock.unlock();
+  return gpu->mark(stream);
 }
 
 Tuning Engine::tuned() {

@@ -51,6 +51,9 @@ class Engine final : private Services, private Driven, private link::Listener {
   std::int64_t now() const override { return driver_.now(); }
   Results& results() override { return *results_; }
   std::int64_t counter(int which);
+  // From now on operations may have tensors on devices. Throws Failure(precondition).
+  void use_gpus(std::unique_ptr<cuda::Gpus> gpus);
+  cuda::MomentPtr mark(int device, cuda::Stream stream);  // what is in the stream so far; throws Failure
   void set_trace(bool on, bool mark_plans);
   Tuning tuned();
   bool forked() const;  // this process is a child of the one that created the engine
@@ -60,6 +63,7 @@ class Engine final : private Services, private Driven, private link::Listener {
   const Options& options() const override { return options_; }
   link::Messenger& messenger() override { return *messenger_; }
   const link::Regions& regions() const override { return regions_; }
+  const std::shared_ptr<cuda::Waker>& waker() const override { return waker_; }
   Counters& counters() override { return counters_; }
   void log(Level level, std::string text) override;
   void finish(Operation& operation, const Error& error) override;
@@ -112,6 +116,9 @@ class Engine final : private Services, private Driven, private link::Listener {
   const Options options_;
   Tuning tuning_;  // guarded by the driver lock
   const unsigned fork_depth_;
+  const std::shared_ptr<cuda::Waker> waker_;
+  std::mutex gpus_mutex_;
+  std::unique_ptr<cuda::Gpus> gpus_;
   const std::shared_ptr<Results> results_;
   Handles handles_;
   Events events_;

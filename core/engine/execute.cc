@@ -7,10 +7,10 @@
 #include <numeric>
 
 #include "collective/select.h"
+#include "engine/device.h"
 #include "os/memory.h"
 
 namespace farandole {
-namespace {
 
 using negotiate::Bucket;
 using negotiate::Item;
@@ -24,6 +24,18 @@ std::size_t row_bytes(const Item& item) {
 }
 
 std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of(item)) * row_bytes(item); }
+
+collective::Reduction reduction_of(const Bucket& bucket, int members) {
+  collective::Reduction reduction;
+  reduction.dtype = bucket.items.front().dtype;
+  reduction.op = bucket.op == ReduceOp::average ? ReduceOp::sum : bucket.op;
+  reduction.prescale = bucket.prescale;
+  reduction.postscale = bucket.postscale;
+  reduction.divisor = bucket.op == ReduceOp::average ? members : 1;
+  return reduction;
+}
+
+namespace {
 
 std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape,
                   bool shared = false) {
@@ -40,16 +52,6 @@ std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector
 std::vector<std::int64_t> with_rows(std::vector<std::int64_t> shape, std::int64_t rows) {
   if (!shape.empty()) shape[0] = rows;
   return shape;
-}
-
-collective::Reduction reduction_of(const Bucket& bucket, int members) {
-  collective::Reduction reduction;
-  reduction.dtype = bucket.items.front().dtype;
-  reduction.op = bucket.op == ReduceOp::average ? ReduceOp::sum : bucket.op;
-  reduction.prescale = bucket.prescale;
-  reduction.postscale = bucket.postscale;
-  reduction.divisor = bucket.op == ReduceOp::average ? members : 1;
-  return reduction;
 }
 
 // Checks the whole bucket before any memory is allocated: the tensors of a joined member, and received results, are as
@@ -180,6 +182,21 @@ Task reducescatter(Job& job, const collective::Context& context) {
 
 }  // namespace
 
+Task task_of(Job& job, const collective::Context& context) {
+  switch (job.bucket->kind) {
+    case Kind::allreduce:
+      return allreduce(job, context);
+    case Kind::allgather:
+      return allgather(job, context);
+    case Kind::broadcast:
+      return broadcast(job, context);
+    case Kind::alltoall:
+      return alltoall(job, context);
+    default:
+      return reducescatter(job, context);
+  }
+}
+
 void prepare(Job& job, collective::Context context) {
   context.kind = job.bucket->kind;
   context.phase = &job.phase;
@@ -187,27 +204,8 @@ void prepare(Job& job, collective::Context context) {
   context.chosen = &job.algorithm;
   context.sequence = job.sequence;
   check_room(job);
-  Task task;
-  switch (job.bucket->kind) {
-    case Kind::allreduce:
-      task = allreduce(job, context);
-      break;
-    case Kind::allgather:
-      task = allgather(job, context);
-      break;
-    case Kind::broadcast:
-      task = broadcast(job, context);
-      break;
-    case Kind::alltoall:
-      task = alltoall(job, context);
-      break;
-    case Kind::reducescatter:
-      task = reducescatter(job, context);
-      break;
-    default:
-      return;  // barriers, joins and group changes are complete when all members have agreed
-  }
-  job.running = std::make_unique<Running>(std::move(task));
+  const bool device = job.bucket->device >= 0 || job.lane != nullptr;
+  job.running = std::make_unique<Running>(device ? device_task(job, context) : task_of(job, context));
 }
 
 }  // namespace farandole

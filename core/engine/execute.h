@@ -1,12 +1,13 @@
 // From an agreed bucket to a running collective: the memory that it reads and writes, and the results of its
 // operations.
-// Touches collective/ and negotiate/.
+// Touches collective/, cuda/ and negotiate/.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "collective/collective.h"
+#include "cuda/gpu.h"
 #include "engine/operation.h"
 #include "negotiate/request.h"
 
@@ -22,12 +23,23 @@ struct Job {
   std::size_t chunk_bytes = 0;  // the group's value when the bucket was agreed on
   const char* phase = "queue";
   collective::Algorithm algorithm = collective::Algorithm::automatic;  // the chosen one, of an allreduce between hosts
-  std::int64_t in_place = 0;  // bytes that were reduced directly in shared memory
+  std::int64_t in_place = 0;       // bytes that were reduced directly in shared memory
+  cuda::Lane* lane = nullptr;      // for tensors on a device; null when this member has none
+  std::int64_t on_device = 0;      // bytes that did not leave the device
+  const char* obstacle = nullptr;  // why they did; null: they did not, or nothing else was possible
   std::unique_ptr<Running> running;
 };
 
-// Sets outputs, shapes and received splits of the job's operations, allocates results, and creates job.running (none
-// for kinds that move no bytes).
+// Of a bucket's tensors.
+std::int64_t rows_of(const negotiate::Item& item);
+std::size_t row_bytes(const negotiate::Item& item);
+std::size_t bytes_of(const negotiate::Item& item);
+collective::Reduction reduction_of(const negotiate::Bucket& bucket, int members);
+
+// The collective on host memory. Sets outputs, shapes and received splits of the job's operations, and allocates
+// results.
+Task task_of(Job& job, const collective::Context& context);
+// Creates job.running, on whatever memory the tensors lie.
 void prepare(Job& job, collective::Context context);
 
 }  // namespace farandole

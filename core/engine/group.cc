@@ -297,6 +297,7 @@ bool Group::run_jobs() {
         context.chunk_bytes = job.chunk_bytes;
         context.engine = &services_;
         job.results = &services_.results();
+        job.lane = lane_for(job);
         prepare(job, context);
         moved = true;
         const std::int64_t now = os::now_ns();
@@ -335,6 +336,8 @@ void Group::complete(Job& job) {
   progress_.completed = job.sequence;
   services_.counters().add(Counter::collectives);
   services_.counters().add(Counter::in_place, job.in_place);
+  services_.counters().add(Counter::on_device, job.on_device);
+  if (job.obstacle != obstacle_ && job.bucket->device >= 0) note_way(job);
   if (step_timer_.on() && job.bucket->kind == Kind::allreduce) note_pace(job);
   const auto way = topology_.host_count() == 1 ? Recorder::kInsideHost : static_cast<std::uint8_t>(job.algorithm);
   const std::int64_t now = os::now_ns();
@@ -349,6 +352,26 @@ void Group::complete(Job& job) {
     services_.finish(*operation, {});
     FARANDOLE_FAILPOINT(&services_, job.bucket->kind, "finished");
   }
+}
+
+// The lane of the device on which this member's first tensor lies.
+cuda::Lane* Group::lane_for(const Job& job) {
+  for (const OperationPtr& operation : job.operations) {
+    if (operation == nullptr || operation->ready == nullptr) continue;
+    if (lane_ == nullptr || &lane_->gpu() != operation->ready->gpu().get())
+      lane_ = std::make_unique<cuda::Lane>(operation->ready->gpu(), services_.waker());
+    return lane_.get();
+  }
+  return nullptr;
+}
+
+void Group::note_way(const Job& job) {
+  obstacle_ = job.obstacle;
+  const std::string who = "GPU tensors of process set " + std::to_string(id_);
+  const std::string trouble = job.lane == nullptr ? "" : job.lane->gpu().trouble();
+  services_.log(Level::info, job.obstacle == nullptr ? who + " are reduced on the GPU"
+                                                     : who + " go through host memory: " + job.obstacle +
+                                                           (trouble.empty() ? "" : " (" + trouble + ")"));
 }
 
 bool Group::advance(std::int64_t now) {

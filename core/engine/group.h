@@ -74,6 +74,8 @@ class Group {
   void enqueue(std::shared_ptr<const negotiate::Bucket> bucket, std::vector<OperationPtr> operations);
   bool run_jobs();
   void complete(Job& job);
+  cuda::Lane* lane_for(const Job& job);
+  void note_way(const Job& job);
   void activate();
   void divert();
   void publish();
@@ -111,6 +113,8 @@ class Group {
   std::vector<OperationPtr> waiting_;                                // submitted while the plan is being left
 
   // Execution.
+  std::unique_ptr<cuda::Lane> lane_;  // for device tensors; used by the first of the queue
+  const char* obstacle_ = nullptr;    // the last reason why they went through host memory
   std::deque<std::unique_ptr<Job>> queue_;
   std::uint64_t sequence_ = 0;
   std::size_t chunk_bytes_;  // for collectives from now on: all members change it at the same point

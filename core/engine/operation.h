@@ -1,6 +1,6 @@
 // An operation: a submitted request, its memory and, when it is done, its outcome. Operations are found by their
 // handles.
-// Touches base/, os/ and negotiate/.
+// Touches base/, os/, cuda/ and negotiate/.
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/pieces.h"
+#include "cuda/gpu.h"
 #include "engine/results.h"
 #include "negotiate/request.h"
 
@@ -42,7 +43,8 @@ struct Operation {
   negotiate::Request request;
   const void* input = nullptr;
   void* output = nullptr;
-  Pieces pieces;  // instead of both, for a tensor in several places
+  Pieces pieces;          // instead of both, for a tensor in several places
+  cuda::MomentPtr ready;  // input and output are memory of a device, and can be used from then on; null: host memory
   std::int64_t submitted_ns = 0;
   std::uint64_t record = 0;            // its number in the recorder
   Completions* completions = nullptr;  // gets the handle when it is done; may be null

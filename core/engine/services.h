@@ -1,5 +1,5 @@
 // What the parts of an engine share: its options and counters, and what they ask of it.
-// Touches link/, trace/, group/ and collective/. Used only by the driver.
+// Touches link/, trace/, cuda/, group/ and collective/. Used only by the driver.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "cuda/gpu.h"
 #include "engine/control.h"
 #include "engine/events.h"
 #include "engine/operation.h"
@@ -58,9 +59,10 @@ enum class Counter {
   steps,
   step_ns,
   step_bytes,
-  waited_ns  // by threads of the user, for operations that were not done when they called
+  waited_ns,  // by threads of the user, for operations that were not done when they called
+  on_device   // bytes of device tensors that did not leave the device
 };
-inline constexpr int kCounters = 13;
+inline constexpr int kCounters = 14;
 class Counters {
  public:
   std::atomic<std::int64_t>& operator[](Counter counter) { return values_[static_cast<std::size_t>(counter)]; }
@@ -85,6 +87,7 @@ class Services {
   virtual Recorder& recorder() = 0;
   virtual std::int64_t now() const = 0;  // when the current pass began
   virtual Results& results() = 0;
+  virtual const std::shared_ptr<cuda::Waker>& waker() const = 0;  // of the driver
   virtual void log(Level level, std::string text) = 0;
   virtual void finish(Operation& operation, const Error& error) = 0;
   virtual void revoke(const Error& error) = 0;  // takes effect at the end of the current pass

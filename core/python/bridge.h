@@ -47,7 +47,7 @@ struct Names {
   // clang-format off
 #define FARANDOLE_NAMES(X)                                                                                     \
   X(kind) X(name) X(input) X(output) X(dtype) X(op) X(group) X(peer) X(splits) X(prescale) X(postscale) X(tag) \
-  X(pieces) X(device) X(address) X(shape) X(elements) X(data) X(strides) X(typestr) X(__array_interface__)     \
+  X(pieces) X(device) X(gpu) X(address) X(shape) X(elements) X(data) X(strides) X(typestr) X(__array_interface__)     \
   X(__dlpack__) X(__dlpack_c_exchange_api__)
   // clang-format on
 #define FARANDOLE_NAME(name) PyObject* name = nullptr;

@@ -80,4 +80,25 @@ PyObject* cuda_devices(PyObject* library, PyObject* arguments) {
   return all.give();
 }
 
+PyObject* use_gpus(PyObject* object, PyObject* arguments) {
+  PyObject *first = nullptr, *second = nullptr;
+  const char* cache = nullptr;
+  std::vector<farandole_place> driver, nvrtc;
+  if (!PyArg_ParseTuple(arguments, "OOs", &first, &second, &cache) || !read_places(first, driver) ||
+      !read_places(second, nvrtc))
+    return nullptr;
+  Engine* self = engine_of(object);
+  ActiveCall active(self);
+  if (!active) return nullptr;
+  char error[kErrorBytes] = "";
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = self->core->use_gpus(self->engine, driver.data(), static_cast<std::int32_t>(driver.size()), nvrtc.data(),
+                              static_cast<std::int32_t>(nvrtc.size()), cache, error, sizeof error);
+  Py_END_ALLOW_THREADS;
+  if (code == kOk) Py_RETURN_NONE;
+  PyErr_SetString(PyExc_OSError, error);
+  return nullptr;
+}
+
 }  // namespace farandole::python

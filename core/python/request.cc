@@ -35,6 +35,20 @@ bool read_dtype(PyObject* object, std::int32_t& dtype) {
   return found && read_number(found.get(), dtype);
 }
 
+// The device and the stream of memory that is not the CPU's.
+bool read_gpu(PyObject* object, farandole_request& request) {
+  Ref gpu(PyObject_GetAttr(object, names.gpu));
+  if (!gpu) return false;
+  if (gpu.get() == Py_None) return true;
+  int device = 0;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(gpu.get(), "iK", &device, &stream)) return false;
+  if (device < 0) return out_of_range();
+  request.on_device = device + 1;
+  request.stream = reinterpret_cast<void*>(static_cast<std::uintptr_t>(stream));
+  return true;
+}
+
 }  // namespace
 
 bool read_number(PyObject* object, long long& number) {
@@ -79,6 +93,7 @@ bool Packed::read(PyObject* given) {
       !read_attribute(given, names.postscale, request.postscale) || !read_attribute(given, names.tag, tag))
     return false;
   request.tag = tag;
+  if (!read_gpu(given, request)) return false;
   name_ = Ref(PyObject_GetAttr(given, names.name));
   if (!name_) return false;
   if (name_.get() != Py_None) {

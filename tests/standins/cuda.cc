@@ -150,7 +150,8 @@ STANDIN Result cuMemAlloc_v2(Address* address, std::size_t bytes) {
   if (memory == nullptr) return cuda::kOutOfMemory;
   *address = address_of(memory);
   std::lock_guard lock(mutex);
-  allocated[*address] = {file, size};
+  static std::uint64_t made = 0;
+  allocated[*address] = {file, size, ++made};
   return cuda::kSuccess;
 }
 STANDIN Result cuMemFree_v2(Address address) {
@@ -161,6 +162,22 @@ STANDIN Result cuMemFree_v2(Address address) {
   ::close(found->second.file);
   allocated.erase(found);
   return cuda::kSuccess;
+}
+STANDIN Result cuMemGetAddressRange_v2(Address* base, std::size_t* bytes, Address address) {
+  std::lock_guard lock(mutex);
+  for (const auto& [at, block] : allocated)
+    if (at <= address && address < at + block.bytes) return *base = at, *bytes = block.bytes, cuda::kSuccess;
+  for (const auto& [at, size] : opened)
+    if (at <= address && address < at + size) return *base = at, *bytes = size, cuda::kSuccess;
+  return cuda::kInvalidValue;
+}
+STANDIN Result cuPointerGetAttribute(void* value, int attribute, Address address) {
+  std::lock_guard lock(mutex);
+  if (attribute != cuda::kBufferId) return cuda::kInvalidValue;
+  for (const auto& [at, block] : allocated)
+    if (at <= address && address < at + block.bytes)
+      return *static_cast<std::uint64_t*>(value) = block.id, cuda::kSuccess;
+  return cuda::kInvalidValue;
 }
 STANDIN Result cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
   return memory == nullptr || bytes == 0 ? cuda::kInvalidValue : cuda::kSuccess;
@@ -178,6 +195,12 @@ STANDIN Result cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, v
 }
 STANDIN Result cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t bytes, void* stream) {
   return copy(pointer(to), pointer(from), bytes, stream);
+}
+
+STANDIN Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  thread_local int mine = 0;
+  std::swap(mine, *mode);
+  return cuda::kSuccess;
 }
 
 STANDIN Result cuStreamCreate(void** stream, unsigned) {

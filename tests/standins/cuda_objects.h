@@ -105,6 +105,7 @@ struct Event {
 struct Block {
   int file = -1;
   std::size_t bytes = 0;
+  std::uint64_t id = 0;  // no other block of this process has had it
 };
 
 inline int make_file(std::size_t bytes) {

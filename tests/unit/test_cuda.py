@@ -46,10 +46,11 @@ print(*answers, any(name in open("/proc/self/maps").read() for name in ("libcuda
     assert run(code, **HERE) == "0 False False\n"
 
 
-def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> None:
+def test_doctor_names_gpus_and_libraries_and_says_which_are_not_used() -> None:
     gpus, nccl = run(TELL, **HERE, STANDIN_CUDA_DEVICES="2", STANDIN_CUDA_MPS="1").splitlines()
     assert gpus == (
-        "2 x NVIDIA H200, 140.0 GiB, MPS is on; the driver is for CUDA 13.0; CUDA tensors go through host memory"
+        "2 x NVIDIA H200, 140.0 GiB, MPS is on; the driver is for CUDA 13.0; CUDA tensors go on the GPU between ranks "
+        "of one host, through host memory between hosts"
     )
     assert nccl.startswith("NVRTC 13.0 in ") and nccl.endswith("libnccl.so.2: found, not used yet"), nccl
     assert "NCCL 2.28.9 in " in nccl
@@ -66,7 +67,10 @@ def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> No
             "shows none: cuInit fails with CUDA_ERROR_SYSTEM_DRIVER_MISMATCH -> `nvidia-smi`",
         ),
         ({"STANDIN_CUDA_INIT": "100"}, "none; the driver is for CUDA 13.0"),
-        ({"STANDIN_NCCL_VERSION": "21706"}, "NCCL: NCCL 2.17.6 is too old: 2.18.0 or newer is needed -> nothing needs"),
+        (
+            {"STANDIN_NCCL_VERSION": "21706"},
+            "NCCL: NCCL 2.17.6 is too old: 2.18.0 or newer is needed -> NVRTC compiles",
+        ),
         ({"FARANDOLE_NCCL_LIBRARY": "/nowhere"}, "NCCL: /nowhere: cannot open shared object file"),
     ],
 )
@@ -90,14 +94,14 @@ def test_env_and_check_build_name_what_is_here() -> None:
     lines = run(command.format(["env"]), **HERE, STANDIN_NCCL_VERSION="22705").splitlines()
     assert f"cuda driver:    13.0 in {env.tilde(STANDINS / 'libcuda.so.1')}" in lines, lines
     assert "gpus:           NVIDIA H200, 140.0 GiB, MPS is off" in lines
-    assert "cuda tensors:   through host memory" in lines
+    assert "cuda tensors:   on the GPU between ranks of one host, through host memory between hosts" in lines
     (nccl,) = [line for line in lines if line.startswith("nccl:")]
     assert nccl.endswith("libnccl.so.2; without ncclAlltoAll (since 2.28.3), ncclCommRevoke (since 2.28.7)")
     table = run(command.format(["run", "--check-build"]), **HERE)
-    assert f"[ ] NCCL  (2.28.9 is found in {STANDINS}/libnccl.so.2, not used yet; CUDA tensors go through" in table
+    assert f"[ ] NCCL  (2.28.9 is found in {STANDINS}/libnccl.so.2, not used yet; CUDA tensors go on the GPU" in table
     assert "[X] Gloo" in table
     table = run(command.format(["run", "--check-build"]), **HERE, STANDIN_NCCL_VERSION="20905")
-    assert "[ ] NCCL  (CUDA tensors go through host memory; NCCL 2.9.5 is too old" in table
+    assert "[ ] NCCL  (NCCL 2.9.5 is too old" in table
 
 
 def test_packages_of_python_bring_libraries_and_the_newest_comes_first(tmp_path: Path) -> None:

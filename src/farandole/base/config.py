@@ -237,8 +237,8 @@ class Config:
     )
     cache_directory: str | None = _setting(
         None,
-        "where the results of tune_at_init and the compiled operations of TensorFlow and JAX are stored; "
-        "none: farandole in the user's cache directory",
+        "where the results of tune_at_init, the compiled operations of TensorFlow and JAX and the compiled kernels for "
+        "GPUs are stored; none: farandole in the user's cache directory",
     )
     tensorflow_ops: str = _setting(
         "auto",
@@ -254,6 +254,12 @@ class Config:
     )
 
     # GPUs. A copy of these libraries that the process has loaded already is used in any case.
+    gpu: str = _setting(
+        "auto",
+        "how CUDA tensors travel between ranks of one host; auto: reduced on the GPU where all ranks can; host: "
+        "through host memory",
+        choices=("auto", "host"),
+    )
     cuda_library: str | None = _setting(None, "the file of CUDA's driver; none: the loader finds libcuda.so.1")
     nvrtc_library: str | None = _setting(
         None, "the file of CUDA's run-time compiler; none: libnvrtc of Python's packages, else of the system"

@@ -1,6 +1,6 @@
 # Which of CUDA's libraries and which GPUs are here. It looks when it is asked, and an import of it loads nothing.
 # Touches config, errors, the core by library.py, and the folders of Python's packages.
-"""`libraries()` and `gpus()`; both are only for reports, because no operation uses these libraries yet."""
+"""`libraries()` and `gpus()` are for reports; `enable()` lets an engine use GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-from ..base.config import Config
+from ..base.config import Config, cache_directory
 from .library import load
-
-# How CUDA tensors are sent, whichever libraries are here.
-WAY = "CUDA tensors go through host memory"
 
 
 class Source(IntEnum):
@@ -93,6 +91,31 @@ def libraries(config: Config) -> list[Library]:
 def gpus(config: Config) -> list[Gpu]:
     """The GPUs that this process may use. Starts CUDA's driver here; OSError says why there are none."""
     return [Gpu(**facts) for facts in load(config.library).cuda_devices(_places(_KINDS[0], config))]
+
+
+def enable(engine: Any, config: Config) -> str:
+    """Lets requests of this engine have memory of GPUs. Gives the reason why they cannot, or an empty string."""
+    if config.gpu == "host":
+        return "the setting gpu is host"
+    if not hasattr(engine, "use_gpus"):
+        return "the engine in Python works on host memory alone"
+    driver, nvrtc, _ = (_places(kind, config) for kind in _KINDS)
+    try:
+        engine.use_gpus(driver, nvrtc, str(Path(cache_directory(config), "kernels")))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def way(libraries: list[Library], config: Config) -> str:
+    """How CUDA tensors travel with these libraries."""
+    driver, nvrtc, _ = libraries
+    why = "" if driver.usable and nvrtc.usable else (driver.why or nvrtc.why)
+    if config.gpu == "host":
+        why = "the setting gpu is host"
+    if why:
+        return f"through host memory: {why}"
+    return "on the GPU between ranks of one host, through host memory between hosts"
 
 
 def _places(kind: _Kind, config: Config) -> list[tuple[int, str]]:

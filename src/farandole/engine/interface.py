@@ -113,6 +113,7 @@ COUNTERS: tuple[str, ...] = (
     "step_ns",
     "step_bytes",
     "waited_ns",
+    "on_device_bytes",
 )
 
 
@@ -174,7 +175,10 @@ class Request:
     # allreduce in place on memory in several places: rows of address and bytes. `input` keeps all of it alive and has
     # the shape of the whole. Only for engines with `supports_pieces`.
     pieces: NDArray[np.int64] | None = None
-    device: int = -1  # the device of the user's tensor, -1: CPU. Ranks must agree; the memory here is always the CPU's
+    device: int = -1  # the device of the user's tensor, -1: CPU; ranks must agree whether it is a GPU
+    # The CUDA device on which the memory lies, and the stream in which it is used. None: memory of the CPU. For engines
+    # that `cuda.enable` has prepared.
+    gpu: tuple[int, int] | None = None
 
     def elements(self) -> DType:
         """The element type, given or found; uint8 without memory (barrier, join)."""

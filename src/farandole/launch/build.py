@@ -34,12 +34,13 @@ def nccl() -> str:
     from farandole.engine import cuda
 
     try:
-        found = cuda.libraries(Config.from_environment())[-1]
+        config = Config.from_environment()
+        libraries = cuda.libraries(config)
     except (LibraryMissing, ValueError) as error:
-        return f"{cuda.WAY}; not looked for: {error}"
-    if found.usable:
-        return f"{found.version} is found in {found.path}, not used yet; {cuda.WAY}"
-    return f"{cuda.WAY}; {found.why}"
+        return f"not looked for: {error}"
+    found = libraries[-1]
+    what = f"{found.version} is found in {found.path}, not used yet" if found.usable else found.why
+    return f"{what}; CUDA tensors go {cuda.way(libraries, config)}"
 
 
 def table() -> str:

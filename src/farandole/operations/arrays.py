@@ -20,6 +20,10 @@ class Buffer:
 
     __slots__ = ("_give", "array", "dtype")
 
+    # The caller offers memory for results of an uncertain size up to so many bytes. The engine keeps the memory of
+    # large results, which is faster than new memory.
+    offered = 64 << 10
+
     def __init__(self, array: Memory, dtype: DType, give: Callable[[Array], Any]) -> None:
         self.array = array  # C-contiguous; bfloat16 as uint16
         self.dtype = dtype

@@ -19,8 +19,6 @@ from .arrays import Buffer, incoming
 from .pending import Submission, checked_scales, chosen_op, finisher, names_of, output_of, refuse_scalar
 from .reductions import Adasum, Average, Sum
 
-_SMALL_RESULT = 64 << 10  # bytes; the engine keeps the memory of large results, which is faster than new memory
-
 
 def begin_allreduce(
     tensors: Sequence[Any],
@@ -116,13 +114,13 @@ def begin_allgather(
 
 
 def _likely_output(buffer: Buffer, members: int) -> Memory:
-    """Memory for a small result, for the usual case that all members have as many rows; None: the engine allocates it.
+    """Memory for the result, for the usual case that all members have as many rows; None: the engine allocates it.
 
     The engine also allocates it if the result has another size.
     """
     shape = buffer.array.shape
     size = math.prod(shape) * members * STORAGE[buffer.dtype].itemsize
-    return buffer.empty_like(shape[0] * members) if 0 < size <= _SMALL_RESULT else None
+    return buffer.empty_like(shape[0] * members) if 0 < size <= buffer.offered else None
 
 
 def begin_broadcast(
@@ -162,7 +160,10 @@ def begin_alltoall(
     rows = _rows(splits, buffer.array.shape[0], len(ranks))
     [full_name] = names_of("alltoall", name)
     # Rows beyond the sum of the splits are not sent.
-    request = Request(Kind.ALLTOALL, full_name, buffer.head(sum(rows)), None, buffer.dtype, group=group, splits=rows)
+    sent = buffer.head(sum(rows))
+    # In the usual case as many rows come back. Small results are not worth a guess.
+    output = buffer.empty_like(sum(rows)) if buffer.offered > Buffer.offered and sum(rows) > 0 else None
+    request = Request(Kind.ALLTOALL, full_name, sent, output, buffer.dtype, group=group, splits=rows)
 
     def finish(outcomes: list[Outcome]) -> Any:
         output = buffer.give(output_of(outcomes[0]))

@@ -266,7 +266,7 @@ def ssh() -> str:
 def gpus() -> str:
     """Checks CUDA's driver and names the GPUs. A host without them is fit."""
     try:
-        driver = env.cuda_libraries()[0]
+        driver, *others = env.cuda_libraries()
         if driver.source == cuda.Source.NONE:
             return f"none: {driver.why}"
         if not driver.usable:
@@ -277,7 +277,8 @@ def gpus() -> str:
     except OSError as error:
         remedy = "`nvidia-smi` says more; a container needs its GPUs handed in (docker run --gpus all)"
         raise Problem(f"the driver for CUDA {driver.version} shows none: {error}", remedy, note=True) from None
-    return f"{'; '.join(found) or 'none'}; the driver is for CUDA {driver.version}; {cuda.WAY}"
+    way = env.way([driver, *others])
+    return f"{'; '.join(found) or 'none'}; the driver is for CUDA {driver.version}; CUDA tensors go {way}"
 
 
 def nccl() -> str:
@@ -287,12 +288,13 @@ def nccl() -> str:
     except LibraryMissing:
         return ""
     wrong = [one for one in others if not one.usable and (driver.usable or one.source != cuda.Source.NONE)]
-    good = [f"{one.title} {one.version} in {env.tilde(one.path)}: found, not used yet" for one in others if one.usable]
+    good = [f"{one.title} {one.version} in {env.tilde(one.path)}" for one in others if one.usable]
+    if others[1].usable:
+        good[-1] += ": found, not used yet"
     if wrong:
         text = "; ".join([*good, *(f"{one.title}: {one.why}" for one in wrong)])
-        raise Problem(
-            text, "nothing needs them yet; FARANDOLE_NCCL_LIBRARY and FARANDOLE_NVRTC_LIBRARY name a file", True
-        )
+        remedy = "NVRTC compiles the kernels, nothing needs NCCL yet; FARANDOLE_NCCL_LIBRARY and "
+        raise Problem(text, remedy + "FARANDOLE_NVRTC_LIBRARY name a file", note=True)
     return "; ".join(good)
 
 

@@ -89,6 +89,11 @@ def cuda_libraries() -> list[cuda.Library]:
     return cuda.libraries(_config())
 
 
+def way(libraries: list[cuda.Library]) -> str:
+    """How CUDA tensors travel with these libraries."""
+    return cuda.way(libraries, _config())
+
+
 def gpus() -> list[str]:
     """A line for each GPU, without its number, which would identify the machine; OSError when the driver fails."""
     words = {1: "MPS is on", 0: "MPS is off", -1: "the driver does not report whether MPS is on"}
@@ -116,7 +121,7 @@ def cuda_facts() -> Iterator[tuple[str, str]]:
         yield "gpus", "; ".join(gpus()) or "none"
     except OSError as error:
         yield "gpus", f"none: {error}"
-    yield "cuda tensors", "through host memory"
+    yield "cuda tensors", way(libraries)
 
 
 def _config() -> Config:

@@ -1,10 +1,12 @@
-# Tensors as memory of the engine: CPU tensors are used in place, CUDA tensors are copied through pinned host memory.
+# Tensors as memory of the engine, in place. Where the engine cannot use CUDA tensors, pinned host copies stand in.
 # Touches torch, arrays, engine, pending and runtime. The only file of the binding that knows about streams.
 """`begin(tensors, ...)` turns tensors into buffers, and results into tensors on the same device."""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,10 +17,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from ..engine import cuda
 from ..engine.interface import Array, DType, Kind, Memory, Outcome, Span
 from ..operations.arrays import Buffer
 from ..operations.pending import Submission, output_of
+from ..world.runtime import runtime
 from ..world.world import Pending, World
+
+_log = logging.getLogger("farandole")
 
 _TYPES: dict[Any, DType] = {
     kind: dtype for dtype in DType if (kind := getattr(torch, dtype.name.lower(), None)) is not None
@@ -68,6 +74,19 @@ class TensorBuffer(Buffer):
         return Span(whole.address, (rows, *whole.shape[1:]), whole.owner, whole.memory)
 
 
+class DeviceBuffer(TensorBuffer):
+    """A CUDA tensor's memory, which the engine uses on the device."""
+
+    __slots__ = ()
+
+    # The engine has no memory on devices, so the binding offers some for every result whose size it can guess.
+    offered = sys.maxsize
+
+    def give(self, result: Memory) -> torch.Tensor:
+        given = super().give(result)
+        return given if type(result) is Span else given.to(self.array.owner.device)
+
+
 def type_of(tensor: torch.Tensor) -> DType:
     """The element type. ValueError for types and layouts that cannot be sent."""
     dtype = _TYPES.get(tensor.dtype)
@@ -86,16 +105,18 @@ def type_of(tensor: torch.Tensor) -> DType:
 def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Submission:
     """Calls `build` with the tensors' buffers; the result gives tensors (in place: the same ones).
 
-    `build(buffers, in_place)` is called at once. The buffers of CUDA tensors are filled a little later.
+    `build(buffers, in_place)` is called at once. Host copies of CUDA tensors are filled a little later.
     """
     near = True
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__name__}")
         near = near and tensor.is_cpu
-    if not near:
+    if not near and not engine_reaches_gpus(runtime.world):
         return _staged(tensors, in_place, grouped, build)
-    begun = build([TensorBuffer(tensor) for tensor in tensors], in_place)
+    begun = build([(TensorBuffer if near else DeviceBuffer)(tensor) for tensor in tensors], in_place)
+    if not near:
+        _place(begun, tensors)
     if in_place:
         given = tuple(tensors) if grouped else tensors[0]
         begun.finish = lambda outcomes: given
@@ -103,6 +124,42 @@ def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build:
 
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------
+
+_reached: WeakKeyDictionary[World, bool] = WeakKeyDictionary()
+
+
+def engine_reaches_gpus(world: World) -> bool:
+    """Whether the engine of this world can use CUDA tensors. Asked once; the log says why not."""
+    reached = _reached.get(world)
+    if reached is None:
+        why = "torch is built for ROCm" if torch.version.cuda is None else cuda.enable(world.engine, world.config)
+        if why:
+            _log.info("CUDA tensors are copied to the host by torch: %s", why)
+        reached = _reached[world] = not why
+    return reached
+
+
+def _one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    [device, *others] = {tensor.device for tensor in tensors}
+    if others or device.type != "cuda":
+        raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
+    return device
+
+
+def gpu_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The device of a CUDA tensor and the current stream there, for a request."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("an operation between ranks cannot be part of a CUDA graph; call it outside of the capture")
+    return tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def _place(begun: Submission, tensors: Sequence[torch.Tensor]) -> None:
+    """Tells the engine on which device and in which stream the tensors are."""
+    device = _one_device(tensors)
+    place = gpu_of(tensors[0])
+    for request in begun.requests:
+        request.device = device.index
+        request.gpu = place
 
 
 @dataclass
@@ -184,9 +241,7 @@ class _Staged(Submission):
 
 
 def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Submission:
-    [device, *others] = {tensor.device for tensor in tensors}
-    if others or device.type != "cuda":
-        raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
+    device = _one_device(tensors)
     for tensor in tensors:
         type_of(tensor)
     with torch.cuda.device(device):
@@ -196,6 +251,7 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     staging = _stagings.setdefault(begun.world, _Staging())
     for request in begun.requests:
         request.device = 0  # each rank may use another device
+        request.gpu = None
         if request.name is None:
             number = next(staging.unnamed[request.group, request.kind])
             request.name = f"{request.kind.name.lower()}.noname.device.{number}"

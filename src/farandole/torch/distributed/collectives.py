@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
-from ...engine.interface import DType, Kind, Outcome, ReduceOp, Request
+from ...engine.interface import DType, Kind, Outcome, ReduceOp, Request, Span
 from ...operations.pending import output_of
-from ..memory import tensor_of
+from ..memory import gpu_of, tensor_of
 from .reduce_ops import Reduction
-from .tensors import Target, buffer, same_type, source
+from .tensors import Target, buffer, place, same_type, source
 
 # Tags of the messages of gather and scatter. Tags of users have 32 bits.
 GATHER, SCATTER = 1 << 40, 1 << 41
@@ -40,6 +40,11 @@ class Members:
 
     ranks: tuple[int, ...]
     me: int
+    reaches_gpus: Callable[[], bool] = field(default=lambda: False, compare=False)
+
+    def far(self, tensor: torch.Tensor) -> bool:
+        """Whether it stays on its device."""
+        return tensor.is_cuda and self.reaches_gpus()
 
     @property
     def size(self) -> int:
@@ -60,14 +65,25 @@ class Members:
 
 
 def _received(outcome: Outcome, like: torch.Tensor) -> torch.Tensor:
-    """The memory that the core allocated, as a flat tensor."""
-    return tensor_of(output_of(outcome), like.dtype == torch.bfloat16)
+    """The memory that the core allocated, or that was given to it, as a flat tensor."""
+    output = output_of(outcome)
+    if isinstance(output, Span):
+        return cast(torch.Tensor, output.owner)
+    return tensor_of(output, like.dtype == torch.bfloat16)
+
+
+def _room(flat: torch.Tensor, results: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Memory on the device for all results, which the core cannot allocate there; None on the CPU."""
+    if not flat.is_cuda:
+        return None
+    return flat.new_empty(sum(result.numel() * result.element_size() for result in results) // flat.element_size())
 
 
 def _request(kind: Kind, flat: torch.Tensor, output: torch.Tensor | None = None, **more: Any) -> Request:
     read = buffer(flat)
     written = None if output is None else read.array if output is flat else buffer(output).array
-    return Request(kind, None, read.array, written, read.dtype, **more)
+    gpu = gpu_of(flat) if flat.is_cuda else None
+    return Request(kind, None, read.array, written, read.dtype, gpu=gpu, **more)
 
 
 # --- reductions ------------------------------------------------------------------------------------------------------
@@ -75,7 +91,7 @@ def _request(kind: Kind, flat: torch.Tensor, output: torch.Tensor | None = None,
 
 def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
     """Reduces in place."""
-    target = Target(tensor, filled=True)
+    target = Target(tensor, filled=True, far=members.far(tensor))
     flat = target.flat
     if reduction.bitwise is not None:
 
@@ -85,13 +101,13 @@ def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> P
 
         return _folded(flat, [tensor], reduction, members, give)
     if reduction.factor is not None:
-        flat.mul_(_here(reduction.factor))
+        flat.mul_(_beside(reduction.factor, flat))
     request = _request(Kind.ALLREDUCE, flat, flat, op=reduction.op)
     return Plan([request], [tensor], lambda outcomes: target.land())
 
 
-def _here(factor: Any) -> Any:
-    return factor.cpu() if isinstance(factor, torch.Tensor) else factor
+def _beside(factor: Any, flat: torch.Tensor) -> Any:
+    return factor.to(flat.device) if isinstance(factor, torch.Tensor) else factor
 
 
 def _folded(
@@ -107,14 +123,14 @@ def _folded(
     def finish(outcomes: list[Outcome]) -> None:
         give(reduction.fold(_received(outcomes[0], flat).view(members.size, -1)))
 
-    return Plan([_request(Kind.ALLGATHER, flat)], results, finish)
+    return Plan([_request(Kind.ALLGATHER, flat, _room(flat, [flat] * members.size))], results, finish)
 
 
 def reduce(tensor: torch.Tensor, reduction: Reduction, root: int, members: Members) -> Plan:
     """Writes the result to the root's tensor; the tensors of the other ranks do not change."""
     if members.me == root:
         return allreduce(tensor, reduction, members)
-    plan = allreduce(source(tensor).clone(), reduction, members)
+    plan = allreduce(source(tensor, far=members.far(tensor)).clone(), reduction, members)
     plan.results = [tensor]
     return plan
 
@@ -130,7 +146,7 @@ def reduce_scatter(
         raise ValueError(
             f"the output has {output.numel()} elements, but this rank's input {pieces[members.me].numel()}"
         )
-    flats = [source(piece) for piece in members.to_core(pieces)]
+    flats = [source(piece, far=members.far(piece)) for piece in members.to_core(pieces)]
     whole = flats[0] if len(flats) == 1 else torch.cat(flats)
     even = len({flat.numel() for flat in flats}) == 1
     return _reduce_scatter(output, whole, [flat.numel() for flat in flats], even, reduction, members, fresh=True)
@@ -143,7 +159,7 @@ def reduce_scatter_single(output: torch.Tensor, given: torch.Tensor, reduction: 
         raise ValueError(
             f"the input has {given.numel()} elements; expected {members.size} times the {output.numel()} of the output"
         )
-    flat = source(given)
+    flat = source(given, far=members.far(given))
     if not members.sorted:
         flat = torch.cat(members.to_core(flat.chunk(members.size)))
     counts = [output.numel()] * members.size
@@ -161,9 +177,9 @@ def _reduce_scatter(
 ) -> Plan:
     """`whole` is in the core's order. `fresh`: it is a copy that may be overwritten."""
     if reduction.factor is not None:
-        whole, fresh = whole * _here(reduction.factor), True
+        whole, fresh = whole * _beside(reduction.factor, whole), True
     if even and reduction.scatters:
-        target = Target(output)
+        target = Target(output, far=whole.is_cuda)
         request = _request(Kind.REDUCESCATTER, whole, target.flat, op=reduction.op)
         return Plan([request], [output], lambda outcomes: target.land())
     # The core scatters only sums and averages in equal shares. All others are reduced as a whole.
@@ -175,7 +191,7 @@ def _reduce_scatter(
 
     def finish(outcomes: list[Outcome]) -> None:
         before(outcomes)
-        output.detach().copy_(total[own_part].view(output.shape))
+        place(total[own_part].view(output.shape), output.detach())
 
     return Plan(plan.requests, [output], finish)
 
@@ -185,7 +201,7 @@ def _reduce_scatter(
 
 def broadcast(tensor: torch.Tensor, root: int, members: Members) -> Plan:
     """Works in place; `root` is a place in the group."""
-    target = Target(tensor, filled=members.me == root, bits=True)
+    target = Target(tensor, filled=members.me == root, bits=True, far=members.far(tensor))
     request = _request(Kind.BROADCAST, target.flat, target.flat, peer=members.ranks[root])
     return Plan([request], [tensor], lambda outcomes: target.land())
 
@@ -197,10 +213,9 @@ def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Mem
     same_type([given, *outputs])
     if outputs[members.me].numel() != given.numel():
         raise ValueError(f"this rank's input has {given.numel()} elements, its output {outputs[members.me].numel()}")
-    flat = source(given, bits=True)
-    return Plan(
-        [_request(Kind.ALLGATHER, flat)], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members)
-    )
+    flat = source(given, bits=True, far=members.far(given))
+    request = _request(Kind.ALLGATHER, flat, _room(flat, outputs))
+    return Plan([request], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members))
 
 
 def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
@@ -210,7 +225,7 @@ def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor
     if sum(counts) != received.numel():
         raise ValueError(f"the ranks sent {received.numel()} elements, but the outputs have {sum(counts)}")
     for output, share in zip(members.to_core(outputs), received.split(counts), strict=True):
-        output.detach().copy_(share.view(output.shape))
+        place(share.view(output.shape), output.detach())
 
 
 def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members) -> Plan:
@@ -220,15 +235,19 @@ def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members
         raise ValueError(
             f"the output has {output.numel()} elements; expected {members.size} times the {given.numel()} of the input"
         )
-    flat = source(given, bits=True)
+    flat = source(given, bits=True, far=members.far(given))
+    direct = flat.is_cuda and members.sorted and output.is_contiguous() and output.dtype == flat.dtype
 
     def finish(outcomes: list[Outcome]) -> None:
         received = _received(outcomes[0], flat).view(output.dtype)
+        if received.data_ptr() == output.data_ptr():
+            return
         if not members.sorted:
             received = torch.cat(members.from_core(received.chunk(members.size)))
-        output.detach().copy_(received.view(output.shape))
+        place(received.view(output.shape), output.detach())
 
-    return Plan([_request(Kind.ALLGATHER, flat)], [output], finish)
+    room = output.detach().view(-1) if direct else _room(flat, [output])
+    return Plan([_request(Kind.ALLGATHER, flat, room)], [output], finish)
 
 
 def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], members: Members) -> Plan:
@@ -237,9 +256,9 @@ def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], me
         if len(tensors) != members.size:
             raise ValueError(f"alltoall needs {members.size} {what}, one per rank, not {len(tensors)}")
     same_type([*outputs, *inputs])
-    flats = [source(tensor, bits=True) for tensor in members.to_core(inputs)]
+    flats = [source(tensor, bits=True, far=members.far(tensor)) for tensor in members.to_core(inputs)]
     flat = torch.cat(flats)
-    request = _request(Kind.ALLTOALL, flat, splits=[piece.numel() for piece in flats])
+    request = _request(Kind.ALLTOALL, flat, _room(flat, outputs), splits=[piece.numel() for piece in flats])
     return Plan([request], outputs, lambda outcomes: _spread_checked(outcomes[0], flat, outputs, members))
 
 

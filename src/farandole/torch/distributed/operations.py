@@ -9,7 +9,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +20,7 @@ from torch import distributed as dist
 from ...base import errors
 from ...engine.interface import Kind, Request
 from ...world.world import World
+from ..memory import engine_reaches_gpus
 from . import collectives, failures, sharing
 from .backward import Backward
 from .collectives import Members, Plan
@@ -50,7 +53,7 @@ class Operations:
         super().__init__(members.me, members.size)  # type: ignore[call-arg]  # the constructor of the other base class
         self.world = world
         self.store = store
-        self.members = members
+        self.members = replace(members, reaches_gpus=partial(engine_reaches_gpus, world))
         self.ranks = members.ranks
         self.watcher = Watcher(name)
         self._number = number
@@ -70,8 +73,11 @@ class Operations:
         """Submits the plan. `opts` may have a timeout and say that the caller waits at once."""
         self._counts[what] += 1
         named = f"{what} number {self._counts[what]} of group {self._name}"
+        far = plan.in_order and len(plan.results) > 0 and plan.results[0].is_cuda
         for request in plan.requests:
             request.group = self._number
+            if far and request.kind <= Kind.REDUCESCATTER:
+                request.device = 0  # whether its memory is there or stands in for it: ranks may differ in that
         limit: timedelta = getattr(opts, "timeout", _UNSET)
         timeout = limit if limit > _UNSET else self._timeout
         if self._forgotten:

@@ -1,4 +1,5 @@
-# Makes tensors that the engine accepts (on the CPU, contiguous, flat, of a known type) and copies results back.
+# Makes tensors that the engine accepts (contiguous, flat, of a known type, where it can reach them) and copies results
+# back.
 # Touches torch and the binding's memory.
 """`source(tensor)` is read, `Target(tensor)` is written. `land` copies results back if the engine used a copy."""
 
@@ -8,13 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
-from ..memory import TensorBuffer, supported
+from ..memory import DeviceBuffer, TensorBuffer, supported
 
 
-def source(tensor: torch.Tensor, bits: bool = False) -> torch.Tensor:
-    """The elements as a flat tensor. With `bits`, unknown types become bytes: copying needs no arithmetic."""
+def source(tensor: torch.Tensor, bits: bool = False, far: bool = False) -> torch.Tensor:
+    """The elements as a flat tensor. With `bits`, unknown types become bytes: copying needs no arithmetic.
+
+    `far`: a CUDA tensor stays on its device.
+    """
     flat = _plain(tensor).reshape(-1)
-    if not flat.is_cpu:
+    if not (flat.is_cpu or far):
         flat = flat.cpu()
     return _bits(flat) if bits and not supported(flat.dtype) else flat
 
@@ -34,18 +38,19 @@ class Target:
 
     __slots__ = ("flat", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, filled: bool = False, bits: bool = False) -> None:
-        """`filled`: the engine also reads it."""
+    def __init__(self, tensor: torch.Tensor, filled: bool = False, bits: bool = False, far: bool = False) -> None:
+        """`filled`: the engine also reads it. `far`: a CUDA tensor stays on its device."""
         plain = tensor.detach()
         if plain.layout != torch.strided:
             raise ValueError(f"tensors of layout {plain.layout} are not supported")
-        direct = plain.is_cpu and plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
+        near = plain.is_cpu or far
+        direct = near and plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
         if direct:
             flat = plain.view(-1)
         elif filled:
-            flat = plain.to(device="cpu", copy=True).contiguous().view(-1)
+            flat = plain.to(device=plain.device if near else "cpu", copy=True).contiguous().view(-1)
         else:
-            flat = torch.empty(plain.numel(), dtype=plain.dtype)
+            flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device if near else "cpu")
         self.tensor = None if direct else plain
         self.flat = _bits(flat) if bits and not supported(flat.dtype) else flat
 
@@ -53,12 +58,19 @@ class Target:
         """Copies what the engine has written to the user's tensor, if they are not the same memory."""
         if self.tensor is not None:
             flat = self.flat if self.flat.dtype == self.tensor.dtype else self.flat.view(self.tensor.dtype)
-            self.tensor.copy_(flat.view(self.tensor.shape))
+            place(flat.view(self.tensor.shape), self.tensor)
+
+
+def place(result: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies a result to the user's tensor. It is there on return, whatever thread calls, and on whatever stream."""
+    tensor.copy_(result)
+    if result.is_cuda:
+        torch.cuda.current_stream(result.device).synchronize()
 
 
 def buffer(flat: torch.Tensor) -> TensorBuffer:
     """The memory of the tensor for the engine."""
-    return TensorBuffer(flat)
+    return DeviceBuffer(flat) if flat.is_cuda else TensorBuffer(flat)
 
 
 def same_type(tensors: Sequence[torch.Tensor]) -> None:
