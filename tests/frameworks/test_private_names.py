@@ -93,8 +93,8 @@ ALLOWED = {
     "spark/common/params.py: _setDefault": "of Params, for the authors of stages",
     "spark/common/persistence.py: _set": "of Params, for the authors of stages",
 }
-# Attributes that the functions which create distributed optimizers add to them.
-GIVEN = {"torch": {"_gradients", "_param_names"}}
+# Attributes that the functions which create distributed optimizers add to them; functions that Python documents.
+GIVEN = {"torch": {"_gradients", "_param_names"}, "tools": {"_current_frames", "_exit", "_getframe"}}
 
 
 def is_private(name: str) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -208,7 +209,10 @@ def test_when_an_agent_is_lost_ranks_of_other_hosts_have_time_to_report_their_er
 
 def victims(hosts: bed.Bed, who: str) -> list[int]:
     found = {pid: (host.name, command) for host in hosts for pid, command in host.processes().items()}
-    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if Path(f"/proc/{pid}").exists()}
+    names = {}
+    for pid in found:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
     if who == "launcher":
         return [pid for pid, (_, command) in found.items() if "-m farandole run" in command]
     if who == "ssh":

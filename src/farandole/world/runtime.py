@@ -34,7 +34,7 @@ class Runtime:
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], ClusterRank | None] | None = None
         self._waiting: Config | None = None  # init() was called in a job that runs, and this rank has not joined it yet
-        self._joined_at = 0.0
+        self._joined_at: float | None = None  # None: this process is a fork of the one that joined
         self._causes: tracebacks.Causes | None = None
         self.membership = Membership()
         self.notifications = self.membership.notifications
@@ -148,6 +148,8 @@ class Runtime:
     def _report(self, world: World) -> None:
         """Tells the launcher what its summary needs."""
         config = world.config
+        if self._joined_at is None:
+            return
         if config.report_fd is not None and ending.is_pipe(config.report_fd, config.report_pipe):
             waited = world.engine.counter("waited_ns") / 1e9
             ending.report_facts(config.report_fd, time.monotonic() - self._joined_at, waited)
@@ -218,6 +220,7 @@ class Runtime:
     def after_fork(self) -> None:
         # Another thread may have been in init or shutdown during the fork.
         self._lock = threading.RLock()
+        self._joined_at = None
         if self._waiting is not None:
             self._opened = None
         self.membership.after_fork()
