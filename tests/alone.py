@@ -32,7 +32,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None
     reports = [report for kind in ("failed", "error") for report in reporter.stats.get(kind, [])]
-    evidence = {name_of(report, config): dict(report.user_properties).get(BUSY) for report in reports}
+    # A file that could not be collected has no properties.
+    evidence = {name_of(report, config): dict(getattr(report, "user_properties", ())).get(BUSY) for report in reports}
     if not 0 < len(evidence) <= MOST or None in evidence.values():
         return
     reporter.section(f"tests that failed on a busy machine, now alone: {len(evidence)}")
