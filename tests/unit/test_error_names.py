@@ -88,6 +88,6 @@ def test_a_traceback_keeps_a_frame_where_all_are_ours() -> None:
     try:
         raise ValueError("x")
     except ValueError as error:
-        assert "test_errors.py" in tracebacks.text(error) and tracebacks.LEFT_OUT not in tracebacks.text(error)
+        assert "test_error_names.py" in tracebacks.text(error) and tracebacks.LEFT_OUT not in tracebacks.text(error)
         path, _, line = tracebacks.place(error).rpartition(":")
-        assert path.endswith("test_errors.py") and line.isdecimal()
+        assert path.endswith("test_error_names.py") and line.isdecimal()

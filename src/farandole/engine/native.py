@@ -53,27 +53,31 @@ class NativeEngine(_Engine):
         note = config.stall_note_seconds if checked else 0.0
         main = threading.main_thread().ident or 0
         self._record.introduce(os.getpid(), main, note, config.stall_check_time_seconds if checked else 0.0)
-        super().__init__(
-            self.library,
-            rank,
-            hosts,
-            generation,
-            allreduce_algorithm=ALGORITHMS.index(config.allreduce_algorithm),
-            fusion_threshold=config.fusion_threshold,
-            plan_capacity=config.cache_capacity,
-            flush_us=config.flush_us,
-            spin_us=config.spin_us,
-            # An agent that has the record says more, and once for all ranks.
-            stall_note_ms=0 if self._record.shared else _milliseconds(note),
-            stall_warning_ms=_milliseconds(config.stall_check_time_seconds) if checked else 0,
-            stall_shutdown_ms=_milliseconds(shutdown) if checked else 0,
-            slot_bytes=config.slot_bytes,
-            slots=config.slots,
-            fuse_bundles=0 if config.disable_group_fusion else 1,
-            chunk_bytes=config.chunk_bytes,
-            tcp_streams=config.tcp_streams,
-            record=self._record.fd,
-        )
+        try:
+            super().__init__(
+                self.library,
+                rank,
+                hosts,
+                generation,
+                allreduce_algorithm=ALGORITHMS.index(config.allreduce_algorithm),
+                fusion_threshold=config.fusion_threshold,
+                plan_capacity=config.cache_capacity,
+                flush_us=config.flush_us,
+                spin_us=config.spin_us,
+                # An agent that has the record says more, and once for all ranks.
+                stall_note_ms=0 if self._record.shared else _milliseconds(note),
+                stall_warning_ms=_milliseconds(config.stall_check_time_seconds) if checked else 0,
+                stall_shutdown_ms=_milliseconds(shutdown) if checked else 0,
+                slot_bytes=config.slot_bytes,
+                slots=config.slots,
+                fuse_bundles=0 if config.disable_group_fusion else 1,
+                chunk_bytes=config.chunk_bytes,
+                tcp_streams=config.tcp_streams,
+                record=self._record.fd,
+            )
+        except BaseException:
+            self._record.close()
+            raise
 
     def use_huge_pages(self, memory: Span) -> None:
         owner = memory.owner

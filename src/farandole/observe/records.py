@@ -133,10 +133,12 @@ class RecordFile:
         return self._memory[:]
 
     def close(self) -> None:
-        """Frees the memory of this process."""
-        self._words.release()
-        self._memory.close()
-        os.close(self.fd)
+        """Frees the memory of this process. A second call does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._words.release()
+            self._memory.close()
+            os.close(fd)
 
 
 def inherited(fd: int | None) -> RecordFile:
