@@ -115,7 +115,7 @@ def pairs_are_refused() -> None:
         return
     dist.destroy_process_group()
     begin = functools.partial(dist.init_process_group, store=dist.HashStore(), rank=0, world_size=1)
-    raises(RuntimeError, "use the backend farandole alone", lambda: begin("cpu:farandole,cuda:gloo"))
+    raises(RuntimeError, "use only the backend farandole", lambda: begin("cpu:farandole,cuda:gloo"))
 
 
 def with_jax(path: str) -> None:
@@ -344,7 +344,7 @@ def without_names_of_mxnet() -> None:
     raises(RuntimeError, "FARANDOLE_AUTOLOAD=0", lambda: hvd.broadcast_parameters({"weight": later.weight}))
     reload = functools.partial(importlib.reload, mxnet_names)
     with missing(mx.gluon.Trainer, "_allreduce_grads", "it cannot be made: RuntimeError"):
-        raises(RuntimeError, "train each rank by itself", lambda: reload().begin_trainer(object(), 1.0))
+        raises(RuntimeError, "gradients would not be averaged", lambda: reload().begin_trainer(object(), 1.0))
     with missing(mx.base, "_LIB", "`import farandole.mxnet` raises ImportError"):
         raises(ImportError, "mxnet.base._LIB", lambda: reload().library())
 

@@ -127,7 +127,7 @@ def old_optimizers_in_sessions(b: Any, rank: int, size: int) -> None:
 
 @case()
 def global_variables(b: Any, rank: int, size: int) -> None:
-    fails(RuntimeError, "broadcast_global_variables() works in graphs", lambda: hvd.broadcast_global_variables(0))
+    fails(RuntimeError, "broadcast_global_variables() works only in graphs", lambda: hvd.broadcast_global_variables(0))
     with tf.Graph().as_default(), V1.Session() as session:
         one = V1.get_variable("one", initializer=np.full(3, rank), use_resource=True)
         session.run(V1.global_variables_initializer())

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
 HERE = Path(__file__).parent
 PATH = f"{HERE.parents[1] / 'src'}:{HERE}"
-UNUSED = "scipy sklearn matplotlib pandas"  # imports that Lightning can do without: ranks start faster
+UNUSED = "scipy sklearn matplotlib pandas mpi4py"  # Lightning can do without them; mpi4py would start MPI
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 

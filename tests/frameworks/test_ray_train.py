@@ -62,10 +62,10 @@ def test_lightning_in_ray_train(cluster: Cluster, tmp_path: Path) -> None:
 def test_more_workers_than_the_cluster_has(cluster: Cluster, tmp_path: Path) -> None:
     found = cluster.ask("trainers_too_large", storage=str(tmp_path))
     many, elastic, split, custom = found["messages"]
-    assert "room for 4 of 50 workers with 1 CPU within 1.5 s (placement_group_timeout_s)" in many
+    assert "free resources for 4 of 50 workers with 1 CPU within 1.5 s (placement_group_timeout_s)" in many
     assert "50 CPU are needed, the cluster has 4, 4 are free" in many
-    assert "room for 4 of 7 workers" in elastic and "7 CPU are needed" in elastic
-    assert "room for 1 of 2 workers with 3 CPU" in split
+    assert "free resources for 4 of 7 workers" in elastic and "7 CPU are needed" in elastic
+    assert "free resources for 1 of 2 workers with 3 CPU" in split
     assert "1 late are needed, the cluster has 0" in custom and "no node has 1 CPU and 1 late" in custom
     assert min(found["seconds"]) >= 1.5 and found["free"] == 4
     in_time(max(found["seconds"]), 15.0, "giving up on workers that do not come")

@@ -147,7 +147,7 @@ ERRORS = {
     "few": r"DataError: 1 rows for training are too few for 2 ranks: each needs at least one. Set num_proc",
     "null label": r"DataError: column 'y' has nulls",
     "store": r"StoreError: the store /proc/nowhere cannot be written to: ",
-    "private store": r"StoreError: the store memory://x exists in this process alone",
+    "private store": r"StoreError: the store memory://x exists only in this process",
     "no store": r"ValueError: TorchEstimator needs a store",
     "no parquet": r"DataError: there is no Parquet data in ",
     "slots": r".*30",

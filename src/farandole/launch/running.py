@@ -91,9 +91,7 @@ def ask(question: str, words: Sequence[str], say: Callable[[str], None]) -> int:
 
 
 def _folder() -> Path:
-    path = survive.jobs_folder().parent / "running"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path
+    return survive.state_folder("running")
 
 
 def _make_folder(command: Sequence[str]) -> Path | None:

@@ -25,11 +25,18 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # without SIGHUP, w
 LOST = 1
 
 
+def state_folder(name: str) -> Path:
+    """A folder for files of this user that outlive a process. Other users cannot look into it."""
+    ours = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole"
+    ours.parent.mkdir(parents=True, exist_ok=True)
+    for path in (ours, ours / name):
+        path.mkdir(mode=0o700, exist_ok=True)
+    return ours / name
+
+
 def jobs_folder() -> Path:
     """The folder that contains the folders of jobs."""
-    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole" / "jobs"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
+    return state_folder("jobs")
 
 
 def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
