@@ -419,7 +419,7 @@ def the_other_tree() -> None:
 def bad_input() -> None:
     for wrong, message in (
         ({"compresion": None}, "did you mean 'compression'"),
-        ({"nonsense": 1}, "there are accelerator"),
+        ({"nonsense": 1}, "its options are accelerator"),
         ({"op": "mean"}, "Average or Sum"),
         ({"compression": "zip"}, "expected one of none, fp16, bf16"),
     ):

@@ -55,6 +55,9 @@ def open_to_questions(job: Job, command: Sequence[str], tell: Callable[[str], No
             signal.signal(number, handler)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the last job leaves nothing; other jobs have folders there
+                folder.parent.rmdir()
+                folder.parent.parent.rmdir()
 
 
 def ask(question: str, words: Sequence[str], say: Callable[[str], None]) -> int:
@@ -95,12 +98,13 @@ def _folder() -> Path:
 
 
 def _make_folder(command: Sequence[str]) -> Path | None:
-    with contextlib.suppress(OSError):  # a home that cannot be written
-        folder = _folder() / str(os.getpid())
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this number
-        folder.mkdir(mode=0o700)
-        survive.put(folder / "job", json.dumps({"command": list(command)}))
-        return folder
+    for _ in range(3):  # a job that ends may remove the empty folder above
+        with contextlib.suppress(OSError):  # or a home that cannot be written
+            folder = _folder() / str(os.getpid())
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this number
+            folder.mkdir(mode=0o700)
+            survive.put(folder / "job", json.dumps({"command": list(command)}))
+            return folder
     return None
 
 
