@@ -235,5 +235,5 @@ def test_ranks_with_another_protocol_version_cannot_join(
     refused = [line for line in text.splitlines() if "refused:" in line]
     assert {line.split("refused: ")[1][0] for line in refused} == {"0", "1"}, text
     for line in refused:
-        for word in (ours, theirs, "install the same build", "on localhost has", "on localhost (wire"):
+        for word in (ours, theirs, "install the same build", "on localhost has", "on localhost (protocol"):
             assert word in line, line
