@@ -125,6 +125,9 @@ class Runtime:
                 )
             try:
                 world = self._begin()
+            except BaseException:
+                forget_world()
+                raise
             finally:
                 self._waiting = None
             self.membership.active = True
