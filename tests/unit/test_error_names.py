@@ -79,7 +79,7 @@ def test_texts_end_with_the_name(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--nonsense"]) == 2 and capfd.readouterr().err.rstrip().endswith("[usage]")
     assert cli.main(["run", "-np", "1", "no-such-program-here"]) == 127
     assert capfd.readouterr().err.rstrip().endswith("[no-program]")
-    assert tracebacks.text(errors.PeerLost("gone", rank=1)).endswith("PeerLost: gone [PeerLost]\n")
+    assert tracebacks.text(errors.PeerLost("gone", rank=1)).endswith("this rank ends too: gone [PeerLost]\n")
     assert tracebacks.text(errors.Mismatch("shapes")).endswith("[Mismatch] is explained in docs/errors.md\n")
     assert "errors.md" not in tracebacks.text(ValueError("x"))
 

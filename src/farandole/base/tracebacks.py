@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from farandole.base import errors
+from farandole.base.config import Config
 from farandole.base.ending import blames
 
 OURS = str(Path(__file__).parents[1]) + os.sep
@@ -58,7 +59,8 @@ def text(error: BaseException) -> str:
     if blames(error) is not None:  # the rank that is the cause prints its traceback
         name = type(error).__name__
         where = place(error)
-        return f"farandole: this rank ends too{f', at {where}' if where else ''}: {name}: {error} [{name}]\n"
+        why = str(error).removeprefix(f"{errors.OVER}: ")  # the words of Horovod, for programs
+        return f"farandole: this rank ends too{f', at {where}' if where else ''}: {why} [{name}]\n"
     found = traceback.TracebackException.from_exception(error)
     less = _without_ours(found)
     known = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
@@ -77,13 +79,21 @@ def _without_ours(found: traceback.TracebackException | None) -> bool:
     return less or any(others)
 
 
+def install_in_rank() -> None:
+    """Does `install` in a process that our launcher started, for what may fail before or without init()."""
+    with contextlib.suppress(ValueError):
+        config = Config.from_environment()
+        if config.report_fd is not None and config.tracebacks == "short":
+            install()
+
+
 def install() -> None:
     """Replaces Python's own hook; a hook that the script has set stays."""
     if sys.excepthook is not sys.__excepthook__:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, KeyboardInterrupt)):
             sys.__excepthook__(kind, error, trace)
             return
         sys.stderr.write(text(error))

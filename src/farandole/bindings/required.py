@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..base import tested
+from ..base import tested, tracebacks
 from ..base.named import module_of
 from .compat import is_version_greater_equal_than
 
@@ -26,8 +26,15 @@ def installed(name: str, title: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        text = f"{_needed(name, title)}, and it is not installed: pip install 'farandole[{name}]'"
-        raise ImportError(text, name=name) from None
+        raise missing(
+            f"{_needed(name, title)}, and it is not installed: pip install 'farandole[{name}]'", name
+        ) from None
+
+
+def missing(text: str, name: str) -> ImportError:
+    """The error for a framework that is not installed. A rank prints it without our frames."""
+    tracebacks.install_in_rank()
+    return ImportError(text, name=name)
 
 
 def _needed(name: str, title: str) -> str:

@@ -85,4 +85,5 @@ def start_heartbeat(own_fd: int, agent_fd: int | None, beat_ms: int, library: st
     `agent_fd`; with None it watches none.
     """
     no_agent = -1
-    return bridge.Heartbeat(load(library), own_fd, no_agent if agent_fd is None else agent_fd, beat_ms)
+    core = load(library)  # first: without an extension there is no name `bridge`
+    return bridge.Heartbeat(core, own_fd, no_agent if agent_fd is None else agent_fd, beat_ms)

@@ -15,6 +15,7 @@ import numpy as np
 from ..base import tested
 from ..bindings.compat import is_version_greater_equal_than
 from ..bindings.private.tensorflow_names import accumulated
+from ..bindings.required import missing
 from ..engine.interface import Array
 
 OLDEST = tested.OLDEST["keras"]
@@ -23,10 +24,10 @@ OLDEST = tested.OLDEST["keras"]
 def check_installed() -> None:
     """Raises ImportError, which says what to install, if Keras is missing or too old. Does not import Keras."""
     if importlib.util.find_spec("keras") is None:
-        raise ImportError(
-            "farandole.keras needs Keras 3, and it is not installed: pip install 'farandole[keras]', and one of "
-            "its backends "
-            "(tensorflow, torch, jax)"
+        raise missing(
+            "farandole.keras needs Keras 3, and it is not installed: pip install 'farandole[keras]', and one of its "
+            "backends (tensorflow, torch, jax)",
+            "keras",
         )
     # Scripts that use tf_keras may have an old `keras`, so it is not checked if farandole.tensorflow is loaded.
     if "farandole.tensorflow" not in sys.modules:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 
@@ -44,9 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
-        hint = _meant(words)
-        print(f"farandole: unknown command {words[0]!r}{hint}", file=sys.stderr)
-        print(USAGE, end="", file=sys.stderr)
+        print(f"farandole: unknown command {words[0]!r}{_meant(words)}", file=sys.stderr)
+        print("`farandole --help` lists all commands.", file=sys.stderr)
         return 2
     return command(words[1:])
 
@@ -73,7 +71,7 @@ run_commandline = horovodrun  # Horovod's name for it
 
 
 def _run(words: Sequence[str], program: str = "farandole run") -> int:
-    from farandole.launch import help, run
+    from farandole.launch import help, missing, run
     from farandole.launch import options as option
     from farandole.launch.agent_connection import StartError
     from farandole.launch.reporter import say
@@ -101,9 +99,13 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
         if options.dry_run:
             print(run.dry_run(plan, options), end="")
             return 0
-        if run.starts_here(plan, options) and (problem := _missing(options.command[0])):
-            say(f"{problem} [no-program]")
-            return 127
+        if run.starts_here(plan, options):
+            if problem := missing.program(options.command[0]):
+                say(f"{problem} [no-program]")
+                return 127
+            if problem := missing.script(options.command):
+                say(f"{problem} [no-script]")
+                return 2
         if options.survive_launcher:
             from farandole.launch import survive
 
@@ -151,14 +153,6 @@ def _open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
         if number and getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
-
-
-def _missing(name: str) -> str:
-    """The error text if there is no such program on this host, else ""."""
-    if shutil.which(name) is not None:
-        return ""
-    hint = f"; did you mean `python {name}`?" if name.endswith(".py") else ""
-    return f"cannot run {name!r}: there is no such program{hint}"
 
 
 def _tool(name: str, words: Sequence[str], package: str = "farandole.tools") -> int:

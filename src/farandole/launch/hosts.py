@@ -69,7 +69,12 @@ def assign(hosts: Sequence[Host], np: int) -> list[str]:
     every = [host.name for host in hosts for _ in range(host.slots)]
     if np > len(every):
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8]) + (" ..." if len(hosts) > 8 else "")
-        raise ValueError(f"-np {np}, but the hosts have only {len(every)} slots ({listed})")
+        have = f"{len(every)} slot{'s' if len(every) > 1 else ''}"
+        example = f"{hosts[0].name}:{hosts[0].slots + np - len(every)}"
+        raise ValueError(
+            f"-np {np}, but the hosts have only {have} ({listed}). A host without a number has one slot, which is room "
+            f"for one rank: write {example}, for example, or a smaller -np"
+        )
     return every[:np]
 
 

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import os
 import queue
+import re
 import select
 import sys
 import threading
@@ -201,6 +202,15 @@ class Tails:
             if lines:
                 return lines[-count:]
         return []
+
+
+def is_error(line: str) -> bool:
+    """Whether a line names an exception, as at the end of a traceback.
+
+    >>> is_error("SyntaxError: '(' was never closed"), is_error("no config.json")
+    (True, False)
+    """
+    return re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(:|$)", line) is not None
 
 
 def last_line(trace: Sequence[str]) -> str:

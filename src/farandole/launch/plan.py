@@ -73,8 +73,8 @@ class Plan:
         if self.quiet:
             return {"OMP_NUM_THREADS": str(threads)}, ""
         note = (
-            f"OMP_NUM_THREADS is not set: {threads} for each of {ranks} ranks on {cores} cores "
-            "(--threads-per-rank changes it)"
+            f"each of {ranks} ranks computes with {threads} thread{'s' if threads > 1 else ''}, because there are "
+            f"{cores} cores (OMP_NUM_THREADS; --threads-per-rank changes it)"
         )
         return {"OMP_NUM_THREADS": str(threads)}, note
 

@@ -25,6 +25,7 @@ from farandole.launch.output import (
     StatusLine,
     Tails,
     Tee,
+    is_error,
     last_line,
     screens,
     time_of_day,
@@ -138,8 +139,9 @@ class Reporter:
         host, name = job.host_of(verdict.rank), self._name(verdict.rank)
         last = self._tails.last_words(verdict.rank)
         text = verdict.text
-        if last and last[0].startswith("Traceback"):  # it is on the screen already, and is long
-            if verdict.text == describe(verdict.code):  # the rank could not report it: it had not called init()
+        if len(last) == 1 or (last and (last[0].startswith("Traceback") or is_error(last[-1]))):
+            # It is on the screen already, and may be long. A rank that had not called init() could not report it.
+            if verdict.text == describe(verdict.code):
                 text += f": {last_line(last)}"
         elif last:
             tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
@@ -152,7 +154,12 @@ class Reporter:
             named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
             self.say(f"collateral, because rank {name} was gone: rank {named}{more}")
-        for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
+        alike = sorted(self._name(one.rank) for one in verdict.by_themselves if one.text == verdict.text)
+        if alike:
+            named = ", ".join(map(str, alike[:BACKLOG_OF_COLLATERAL])) + (" ..." * (len(alike) > BACKLOG_OF_COLLATERAL))
+            self.say(f"ended in the same way: rank {named}")
+        others = [one for one in verdict.by_themselves if one.text != verdict.text]
+        for ending in others[:BACKLOG_OF_COLLATERAL]:
             how = "failed by itself too" if ending.error else "ended too"
             self.say(f"rank {self._name(ending.rank)} {how}: {ending.text}")
         if verdict.code > 128 and (record := job.records.get(verdict.rank)) is not None:
@@ -163,6 +170,15 @@ class Reporter:
             self.say(job.reason)
         if self.log_directory is not None:
             self.say(f"logs are in {self.log_directory}")
+
+    def _other_python(self, job: Job) -> str:
+        """The path of the ranks' Python if it is that of another environment and does not find a package; else ""."""
+        program = self._options.command[0]
+        found = shutil.which(program) if Path(program).name.startswith("python") else None
+        if job.verdict is None or found is None or Path(found).parent == Path(sys.executable).parent:
+            return ""
+        last = self._tails.last_words(job.verdict.rank)
+        return found if any("No module named" in line for line in last) else ""
 
     def account(self, job: Job, code: int, seconds: float) -> None:
         """Says how the job went, in a few lines, and writes the file of --json."""
@@ -177,7 +193,7 @@ class Reporter:
             job.generations,
             job.verdict if job.failure is not None else None,
             job.reason,
-            _other_python(self._options.command[0]),
+            self._other_python(job),
             self._name,
         )
         # Programs that read Horovod's output expect no more lines than Horovod prints.
@@ -189,12 +205,6 @@ class Reporter:
                 Path(self._options.json).write_text(json.dumps(found.data(), indent=1) + "\n")
             except OSError as error:
                 self.say(f"cannot write --json {self._options.json}: {error.strerror}")
-
-
-def _other_python(program: str) -> str:
-    """The path of a Python that is not that of this program's environment; "" for another program."""
-    found = shutil.which(program) if Path(program).name.startswith("python") else None
-    return found if found is not None and Path(found).parent != Path(sys.executable).parent else ""
 
 
 def new_folder(above: Path) -> Path:

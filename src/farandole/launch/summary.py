@@ -1,9 +1,11 @@
 # The summary at the end of a job: time, ranks, deaths, the slowest rank, memory, one piece of advice.
-# Pure: it gets what the launcher knows and returns text and data.
+# Pure but for the path of this Python: it gets what the launcher knows and returns text and data.
 """`Account` is what is known; `lines()` is what `farandole run` prints, `data()` is the file of --json."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +31,7 @@ class Account:
     generations: int  # 1 if the ranks never changed
     verdict: Verdict | None
     reason: str = ""
-    other_python: str = ""  # the Python of the ranks, if it is that of another environment
+    other_python: str = ""  # the Python of the ranks, if it is that of another environment and lacks a package
     name: Callable[[int], int] = field(default=lambda rank: rank)  # the rank of a worker of an elastic job
 
     def _facts(self) -> list[Ending]:
@@ -48,7 +50,10 @@ class Account:
     def advice(self) -> str:
         """One sentence, or ""."""
         if self.code and self.other_python and not self._facts():
-            return f"the ranks ran {self.other_python}, which is not the Python that this program belongs to"
+            return (
+                f"the ranks ran {self.other_python}, which is not the Python of this program: {sys.executable}. "
+                "Install the package there, or write the path of the Python that has it"
+            )
         killed = self.verdict is not None and self.verdict.code > 128 and not self.verdict.by_themselves
         if killed and self.deaths and self.generations == 1:
             return "a job with --min-np goes on when a rank dies: docs/elastic.md"
@@ -60,10 +65,12 @@ class Account:
         return ""
 
     def lines(self) -> list[str]:
-        """At most three lines; none if no rank has called init() and the job went well."""
+        """At most three lines; none if the job went well and was no program in Python."""
         facts = self._facts()
         if not facts and not self.code:
-            return []
+            if self.ranks == 1 or not os.path.basename(self.command[0]).startswith("python"):
+                return []
+            return [f"{self.ranks} ranks ended well after {duration(self.seconds)}; no rank called init()"]
         how = "ended well" if not self.code else f"ended with exit code {self.code}"
         parts = [f"{self.ranks} ranks {how} after {duration(self.seconds)}"]
         if self.generations > 1:

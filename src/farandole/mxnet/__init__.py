@@ -1,5 +1,6 @@
 # The public names of the MXNet binding: Horovod's names for MXNet's arrays, and some additional names.
-# Only re-exports names.
+# Only re-exports names. The first import is used before the others: without MXNet its error says what to install.
+# ruff: noqa: E402
 """Replaces `horovod.mxnet` in scripts.
 
 >>> import mxnet as mx, farandole.mxnet as hvd
@@ -10,6 +11,10 @@
 """
 
 from __future__ import annotations
+
+from .framework import require as _require
+
+_require()
 
 from ..bindings import errors as _errors
 from ..bindings import face as _face

@@ -10,6 +10,7 @@ import numpy
 
 from ..base import tested
 from ..bindings.compat import is_version_greater_equal_than
+from ..bindings.required import missing
 
 OLDEST, TOO_NEW = tested.OLDEST["mxnet"], "2.0.0"
 INSTALL = "pip install mxnet==1.9.1 'numpy<1.24', in an environment of its own with Python 3.11 or older"
@@ -21,7 +22,9 @@ def require() -> Any:
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise ImportError(f"farandole.mxnet needs MXNet {OLDEST}, and it is not installed: {INSTALL}") from None
+            raise missing(
+                f"farandole.mxnet needs MXNet {OLDEST}, and it is not installed: {INSTALL}", "mxnet"
+            ) from None
         if error.name == "distutils":  # Python 3.12 has no distutils
             raise ImportError(f"MXNet cannot be imported by this version of Python: {INSTALL}") from None
         raise

@@ -157,7 +157,7 @@ def _moving(ranks: Mapping[int, Facts], lost: Sequence[int], slow: Sequence[str]
         facts, operation = max(moving, key=lambda pair: pair[0].age(pair[1]))
         seconds = facts.age(operation)
         waiting = tuple(sorted({facts.rank for facts, _ in moving}))
-        about = f"{title(operation)} runs since {seconds:.1f} s on {_count('rank', waiting)}"
+        about = f"{title(operation)} runs for {seconds:.1f} s on {_count('rank', waiting)}"
         stopped = tuple(rank for rank, one in sorted(ranks.items()) if one.stopped)
         if stopped:
             text = "\n".join([f"{about}, and cannot end.", *(_what(rank, ranks, lost) for rank in stopped[:SHOWN])])
@@ -204,7 +204,7 @@ def _disagreement(waits: Mapping[int, Wait], ranks: Mapping[int, Facts]) -> Verd
         wait = waits[found[0]]
         place = ranks[found[0]].place_text()
         verb = "waits" if len(found) == 1 else "wait"
-        about = f"{_count('rank', found)} {verb} in {title(wait.operation)} since {wait.seconds:.1f} s"
+        about = f"{_count('rank', found)} {verb} in {title(wait.operation)} for {wait.seconds:.1f} s"
         lines.append(about + (f": {place}" if place else ""))
     return Verdict(kind, others, first.operation.name, first.seconds, "\n".join(lines), tuple(most))
 
@@ -284,7 +284,7 @@ def last_words(record: Record) -> str:
     """What a rank did last, from what its process left."""
     known = [one for one in record.operations if one.kind != "tune"]
     ended = [one for one in known if one.code == 0 and one.done_ns]
-    text = f"had ended {record.finished} operations"
+    text = f"had ended {record.finished} operation{'' if record.finished == 1 else 's'}"
     if ended:
         text += f"; the last one was {title(ended[-1])}"
     left = [one for one in known if one.pending or one.code]
@@ -322,9 +322,9 @@ def states(ranks: Mapping[int, Facts]) -> list[str]:
         elif facts.record is None:
             doing = "has not called init()"
         elif pending and facts.waits_in_an_operation:
-            doing = f"waits in {title(pending[0])} since {facts.age(pending[0]):.1f} s"
+            doing = f"waits in {title(pending[0])} for {facts.age(pending[0]):.1f} s"
         else:
-            doing = "runs" + (f", with {title(pending[0])} since {facts.age(pending[0]):.1f} s" if pending else "")
+            doing = "runs" + (f", with {title(pending[0])} for {facts.age(pending[0]):.1f} s" if pending else "")
         done = facts.record.finished if facts.record is not None else 0
         place = facts.place_text()
         lines.append(f"rank {rank} on {facts.host}: {doing}" + (f" ({place})" if place else "") + f"; {done} done")

@@ -117,6 +117,7 @@ class Runtime:
             if self._world is not None:  # another thread was here before
                 return self._world
             if self._waiting is None:
+                tracebacks.install_in_rank()
                 raise errors.NotInitialized
             if self._opened is None:
                 raise errors.HorovodInternalError(

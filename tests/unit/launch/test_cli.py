@@ -43,13 +43,13 @@ def farandole(*arguments: str, **env: str) -> local.Job:
 
 
 def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> None:
-    code = "import os, sys; print('hello'); sys.exit('what a day' if os.environ['HOROVOD_RANK'] == '1' else 0)"
+    code = "import os, sys; print('hello'); sys.exit('what\\na day' if os.environ['HOROVOD_RANK'] == '1' else 0)"
     with farandole("run", "-np", "2", sys.executable, "-c", code) as job:
         assert job.wait(60) == 1
         assert "[1]<stdout>:hello\n" in job.stdout(0)
         output = job.stderr(0)
         assert "rank 1 (process" in output and "failed first: exit code 1" in output
-        assert output.index("rank 1: last lines -----\nwhat a day\n") < output.index("failed first")
+        assert output.index("rank 1: last lines -----\nwhat\na day\n") < output.index("failed first")
 
 
 def test_run_raw_and_with_options_of_the_command() -> None:
@@ -259,6 +259,8 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["run", "--check-build"], 0, "[X] Gloo"),
         (["run", "-np", "2", "train.py"], 127, "did you mean `python train.py`?"),
         (["run", "-np", "2", "no-such-program"], 127, "no such program"),
+        (["run", "-np", "2", "pyhton", "train.py"], 127, "did you mean python?"),
+        (["run", "-np", "2", "python", "no-such-script.py"], 2, "there is no file no-such-script.py (looked from "),
         (["run", "-np", "0", "true"], 2, "at least one rank"),
         (["run", "-np", "2"], 2, "no command"),
         (["run", "-np", "two", "true"], 2, "-np two: expected a whole number"),

@@ -208,7 +208,7 @@ def test_before_start_and_after_shutdown() -> None:
         ({"np": 2, "min_num_proc": 3}, "--min-np 3"),
         ({"slots": 1}, "min_num_proc"),
         ({"min_num_proc": 1, "hosts": "a:1", "host_discovery_script": "s"}, "exclude"),
-        ({"hosts": "localhost:1", "np": 2}, "only 1 slots"),
+        ({"hosts": "localhost:1", "np": 2}, "only 1 slot .*write localhost:2,"),
         ({"start_timeout": float("nan")}, "start_timeout=nan"),
     ],
 )

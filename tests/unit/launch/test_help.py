@@ -6,13 +6,14 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from farandole.launch import cli, completion, help
+from farandole.launch import cli, completion, help, missing
 from farandole.launch.blame import Ending, judge
 from farandole.launch.options import FLAGS, OURS, job_settings, parse, table
 from farandole.launch.summary import Account
@@ -73,13 +74,17 @@ def test_the_summary_of_a_job() -> None:
     assert first == "2 ranks ended well after 1 min 15 s; peak memory 4 MB (rank 1)"
     assert second == "slowest: rank 1; the others waited 50% of their time"
     assert third.startswith("advice: --log-dir DIR keeps a timeline")
-    assert account(Ending(0, 0), Ending(1, 0)).lines() == []  # a job that never called init()
+    alone = account(Ending(0, 0), Ending(1, 0))
+    assert alone.lines() == ["2 ranks ended well after 1 min 15 s; no rank called init()"]
+    assert replace(alone, command=["hostname"]).lines() == [] == replace(alone, ranks=1).lines()
     assert len(account(fast, replace(slow, waited=34)).lines()) == 1  # everybody waits: nobody is slow
     killed = account(Ending(1, 137), Ending(0, 1, blames=1, error="PeerLost: x"), code=137)
     assert killed.lines()[0] == "2 ranks ended with exit code 137 after 1 min 15 s"
     assert "--min-np" in killed.lines()[1]
     other = replace(killed, other_python="/usr/bin/python").advice()
-    assert other == "the ranks ran /usr/bin/python, which is not the Python that this program belongs to"
+    assert other.startswith(
+        f"the ranks ran /usr/bin/python, which is not the Python of this program: {sys.executable}."
+    )
     recovered = account(fast, slow, generations=3)
     assert "0 deaths, 2 times the ranks changed" in recovered.lines()[0]
 
@@ -110,3 +115,33 @@ def test_the_files_of_a_new_project(kind: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("words", [["mxnet", "x"], ["torch", "--np"], []])
 def test_new_with_wrong_words(words: list[str]) -> None:
     assert new.main(words) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["torch"], "torch is a kind of project; give the folder another name, for example: farandole new torch first"),
+        (["jaxx", "first"], "unknown kind 'jaxx'; did you mean jax?"),
+        (["caffe", "first"], "unknown kind 'caffe'; there are torch, lightning"),
+        (["--kind", "first"], "unknown option --kind"),
+        (["torch", "my", "project"], "expected a kind and a folder, not 3 words"),
+    ],
+)
+def test_new_answers_wrong_words_and_writes_nothing(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert new.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_does_not_exist_is_answered_with_one_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert missing.script(["python3.11", "trian.py"]).endswith("; did you mean train.py?")
+    assert missing.script(["python", str(tmp_path / "tran.py")]).endswith(f"; did you mean {tmp_path}/train.py?")
+    present = (["python", "train.py"], ["python", "-m", "trian.py"], ["python"], ["cat", "trian.py"])
+    assert [missing.script(command) for command in present] == [""] * 4

@@ -48,7 +48,7 @@ def test_the_rank_that_computes_is_named_with_its_line() -> None:
     verdict = judge(all_of(facts(0, operation("a")), facts(1, busy=1.0), facts(2, operation("a", 5.5))))
     assert (verdict.kind, verdict.ranks, verdict.operation) == (hangs.NEVER_SUBMITTED, (1,), "a")
     assert verdict.waiting == (0, 2) and verdict.seconds == 6.0 and verdict.accuses
-    assert "ranks 0, 2 wait for rank 1 in allreduce 'a' float32 [4] since 6.0 s" in verdict.text
+    assert "ranks 0, 2 wait for rank 1 in allreduce 'a' float32 [4] for 6.0 s" in verdict.text
     assert "it computes: me/train.py:20 in forward" in verdict.text
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from farandole.launch import local
+from farandole.launch import local, missing
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.tools import trace
 from farandole.tools.check.judge import NOTE, UNSEEN, WRONG, Finding, findings
@@ -51,8 +51,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown or len(script) > 1:
         own = " ".join([*script[1:], *unknown, *arguments])
         parser.error(f"the script's own arguments stand behind --: farandole check {script[0]} -- {own}")
-    if not script[0].endswith(".py") or not Path(script[0]).is_file():
-        parser.error(f"{script[0]}: expected a Python script that exists")
+    if not Path(script[0]).is_file():
+        parser.error(missing.no_file(script[0]))
+    if not script[0].endswith(".py"):
+        parser.error(f"{script[0]}: expected a Python script")
     if options.np < 2 or options.steps < 3:
         parser.error("expected at least 2 ranks and 3 steps")
     options.script, options.arguments = script[0], arguments

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,16 +45,34 @@ def write(kind: str, folder: Path) -> list[str]:
     return names
 
 
+def wrong(given: Sequence[str]) -> str:
+    """What is wrong with the words of the command, else ""."""
+    example = f"farandole new {given[0] if given[0] in TITLES else 'torch'} first"
+    unknown = next((word for word in given if word.startswith("-")), "")
+    if unknown:
+        return f"unknown option {unknown}; type, for example: {example}"
+    if len(given) > 2:
+        return f"expected a kind and a folder, not {len(given)} words; type, for example: {example}"
+    if len(given) == 2 and given[0] not in TITLES:
+        close = difflib.get_close_matches(given[0], TITLES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TITLES)}"
+        return f"unknown kind {given[0]!r}; {hint}"
+    if given[-1] in TITLES:
+        # A folder of this name would also hide the framework from scripts beside it: Python would import the folder.
+        return f"{given[-1]} is a kind of project; give the folder another name, for example: {example}"
+    return ""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command."""
     given = list(sys.argv[1:] if words is None else words)
     if given in ([], ["-h"], ["--help"]):
         print(USAGE, end="")
         return 0 if given else 2
-    kind = given.pop(0) if len(given) > 1 else "torch"
-    if kind not in TITLES or len(given) != 1 or given[0].startswith("-"):
-        print(f"farandole new: expected one of {', '.join(TITLES)}, and a folder\n{USAGE}", end="", file=sys.stderr)
+    if problem := wrong(given):
+        print(f"farandole new: {problem}", file=sys.stderr)
         return 2
+    kind = given.pop(0) if len(given) > 1 else "torch"
     folder = Path(given[0])
     try:
         names = write(kind, folder)
