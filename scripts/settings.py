@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from farandole.base.config import SETTINGS  # noqa: E402
 from farandole.base.setting import Setting  # noqa: E402
+from farandole.launch.options import IN_FILE, job_settings  # noqa: E402
 
 HEAD = """# Settings
 
@@ -19,6 +20,25 @@ Every setting has one declaration, in `src/farandole/base/config.py`; this page 
 `python scripts/settings.py`. A variable is read once, at `init()`. An empty variable counts as unset; a value that
 cannot be read is an error that names the variable; an unknown `FARANDOLE_` variable is a warning.
 Where two variables are given, the first one wins; the second is Horovod's name for the same thing.
+"""
+FILE = """## The file of `--config-file`
+
+`farandole config` asks a few questions and writes such a file. `farandole run --config-file FILE` reads it. What the
+command line gives wins over it. Below `job:` stand flags of the launcher: {flags}.
+
+```yaml
+job:
+  np: 4
+  hosts: host1:2,host2:2
+  min_np: 2
+controller: gloo            # or mpi, jsrun: how ranks are started
+```
+
+The other sections have settings, with the units of their flags:
+
+| section | settings |
+|---|---|
+{sections}
 """
 SCOPES = {
     "job": ("For the whole job", "Set them for all ranks alike."),
@@ -43,6 +63,17 @@ def row(setting: Setting) -> str:
     return f"| {variables} | {default(setting)} | {values} | {setting.help} |"
 
 
+def file() -> str:
+    """The part about the file of --config-file."""
+    sections: dict[str, list[str]] = {}
+    for setting in job_settings():
+        if "." in setting.key:
+            section, name = setting.key.split(".", 1)
+            sections.setdefault(section, []).append(f"`{name}`")
+    rows = "\n".join(f"| `{section}` | {', '.join(names)} |" for section, names in sections.items())
+    return FILE.format(flags=", ".join(f"`{name}`" for name in IN_FILE), sections=rows)
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
@@ -50,7 +81,7 @@ def page() -> str:
         rows = [row(setting) for setting in SETTINGS.values() if setting.scope == scope]
         table = "\n".join(["| variable | default | values | what it does |", "|---|---|---|---|", *rows])
         parts.append(f"## {title}\n\n{note}\n\n{table}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, file()])
 
 
 if __name__ == "__main__":

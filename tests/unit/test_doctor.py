@@ -31,7 +31,7 @@ def tool(*arguments: str, before: str = "", path: str = "", **variables: str) ->
 def test_doctor_finds_no_problem_on_this_host_and_measures_it() -> None:
     done = tool("doctor")
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and lines[-1] == "fit", done
+    assert done.returncode == 0 and lines[-1] == "fit: jobs can run here", done
     assert all(line.startswith(("ok ", "note ", " ")) for line in lines[:-1]), lines
     named = {line[6:26].strip() for line in lines if line.startswith(("ok", "note"))}
     assert {*checks.CHECKS, "two ranks", "between them"} - {"compiler", "nccl"} <= named, named

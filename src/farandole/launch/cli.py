@@ -20,6 +20,7 @@ USAGE = """usage: farandole COMMAND ...
   stacks [JOB]           the Python stacks of all its ranks, merged
   attach [NAME]          show a job again that was started with --survive-launcher
   check TRAIN.PY         run a few steps on 2 ranks and report mistakes of the script: begin with this
+  config                 ask a few questions, test the answers and write the file for `run --config-file`
   new [KIND] DIR         a small project that trains, to begin with: torch, lightning, keras, jax, tensorflow
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
@@ -173,7 +174,7 @@ def _tool(name: str, words: Sequence[str], package: str = "farandole.tools") -> 
         sys.argv = before
 
 
-TOOLS = ("check", "new", "doctor", "env", "trace", "bench", "discover", "demo")
+TOOLS = ("check", "config", "new", "doctor", "env", "trace", "bench", "discover", "demo")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "attach": _attach,

@@ -106,6 +106,14 @@ OF_OTHER_LAUNCHERS = {  # what torchrun, accelerate and mpirun call it, with - f
     **dict.fromkeys(("--node-rank", "--machine-rank", "--master-addr", "--master-port", "--main-process-ip"), _FOUND),
     **dict.fromkeys(("--main-process-port", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"), _FOUND),
 }
+# Flags that the file of --config-file may have, below `job:`, by the name that they have there.
+IN_FILE = {
+    **{name: name for name in ("np", "hosts", "hostfile", "network_interfaces", "ssh_port", "ssh_identity_file")},
+    **{name: name for name in ("remote_python", "min_np", "max_np", "slots_per_host", "reset_limit")},
+    "host_discovery_script": "discovery",
+    "threads_per_rank": "threads",
+}
+WHERE = ("hosts", "hostfile", "discovery")  # one of them given as a flag replaces all of the file
 ELASTIC = ("min_np", "max_np", "discovery")  # any of them makes a job elastic
 FOR_ELASTIC = (
     "slots_per_host",
@@ -283,10 +291,13 @@ def _read_file(path: str, options: Options) -> dict[str, Chosen]:
         if section == "controller":
             _choose_controller(path, entries, options)
             continue
-        if section not in sections:
-            raise Usage(_unknown(path, "section", str(section), [*sections, "controller"]))
+        if section not in (*sections, "job"):
+            raise Usage(_unknown(path, "section", str(section), [*sections, "controller", "job"]))
         if not isinstance(entries, dict):
             raise Usage(f"{path}: {section}: expected settings below it")
+        if section == "job":
+            _read_job(path, entries, options)
+            continue
         for key, value in entries.items():
             setting = keys.get(f"{section}.{key}")
             if setting is None:
@@ -295,6 +306,23 @@ def _read_file(path: str, options: Options) -> dict[str, Chosen]:
             if value is not None:
                 found[setting.name] = Chosen(_file_value(setting, value, f"{path}: {section}.{key}"), f"file {path}")
     return found
+
+
+def _read_job(path: str, entries: dict[Any, Any], options: Options) -> None:
+    """Reads the flags below `job:` that the command line does not give."""
+    given = set(options.values)
+    if given.intersection(WHERE):
+        given.update(WHERE)
+    flags = {flag.name: flag for flag in FLAGS}
+    for key, value in entries.items():
+        if key not in IN_FILE:
+            raise Usage(_unknown(path, "setting in job", str(key), list(IN_FILE)))
+        flag = flags[IN_FILE[key]]
+        if isinstance(value, dict | list | bool):
+            kind = "a number" if flag.type == "int" else "text"
+            raise Usage(f"{path}: job.{key}: {value!r}: expected {kind}")
+        if value is not None and flag.name not in given:
+            options.values[flag.name] = _convert(flag, f"{path}: job.{key}:", str(value))
 
 
 def _load(path: str) -> Any:

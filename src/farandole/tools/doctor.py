@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(check)
         if check.state == UNFIT:
             unfit.append(check.name)
-    print(f"unfit: {', '.join(unfit)}" if unfit else "fit", flush=True)
+    print(f"unfit: {', '.join(unfit)}" if unfit else "fit: jobs can run here", flush=True)
     return 1 if unfit else 0
 
 

@@ -180,7 +180,7 @@ def _losses(reports: Reports, known: bool) -> Iterator[Finding]:
         text += "; equal in every step, so the ranks read the same data"
         yield Finding("loss", NOTE if known else WRONG, text, line, "" if known else SAMPLER)
     else:
-        yield Finding("loss", OK, f"{text}; each rank has that of its own samples", line)
+        yield Finding("loss", OK, f"{text}; each rank has the loss of its own samples", line)
 
 
 def _seeds(reports: Reports) -> Finding:
@@ -258,7 +258,7 @@ def _keras(reports: Reports) -> Iterator[Finding]:
         remedy = "each rank takes its part: data.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()]"
         yield Finding("loss", WRONG, "equal in every batch, so the ranks read the same data", line, remedy)
     else:
-        yield Finding("loss", OK, "each rank has that of its own samples", line)
+        yield Finding("loss", OK, "each rank has the loss of its own samples", line)
     yield Finding("samples", UNSEEN, "with Keras, samples, seeds, rate and evaluation are not looked at")
 
 
