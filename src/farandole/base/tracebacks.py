@@ -110,16 +110,21 @@ class Causes:
         self._generation = generation
 
     def note(self, rank: int) -> None:
-        """Notes the uncaught exception of this process, if it is about no other rank."""
+        """Notes the uncaught exception of this process; if another rank is its cause, what is known about that one."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException) and blames(error) is None:
+        if not isinstance(error, BaseException):
+            return
+        blamed = blames(error)
+        cause = f"rank {rank} ended with {described(error)}" if blamed is None else self.of(blamed)
+        if cause:
             with contextlib.suppress(OSError):
-                self._file(rank).write_text(described(error))
+                self._file(rank).write_text(cause)
 
     def of(self, rank: int) -> str:
-        """`rank 1 ended with ValueError: no data (train.py:41)`, or ""."""
+        """Why this rank ended, `rank 1 ended with ValueError: no data (train.py:41)`; the rank named may be another.
+        "" if it is not known."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            return f"rank {rank} ended with {self._file(rank).read_text()}"
+            return self._file(rank).read_text()
         return ""
 
     def watch(self) -> None:
