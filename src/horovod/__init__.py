@@ -14,8 +14,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from farandole.base.named import module_of
+from farandole.base.version import HOROVOD_VERSION
 
-__version__ = "0.28.1"  # the contract that is served; farandole.__version__ is the package's own
+__version__ = HOROVOD_VERSION  # farandole.__version__ is the package's own
 
 EMPTY = ""  # a package that only holds others
 MODULES = {
@@ -185,6 +186,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 vars(module)["__getattr__"] = __getattr__
             return
         sys.modules[name] = real = module_of(MODULES[name])
+        if name.count(".") == 1:  # `import horovod.torch as hvd`: some programs ask hvd for its version
+            vars(real).setdefault("__version__", __version__)
         for child in MODULES:
             parent, _, last = child.rpartition(".")
             # What a module loads late, because it costs something, it gives when it is asked for.

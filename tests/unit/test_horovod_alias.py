@@ -126,12 +126,14 @@ def test_from_horovod_import_says_so_as_well() -> None:
         _ = horovod.nonsense
 
 
-def test_run_has_two_names() -> None:
+def test_run_has_two_names(capsys: pytest.CaptureFixture[str]) -> None:
     from horovod.runner import run
     from horovod.runner.launch import run_commandline
 
     assert run is horovod.run is farandole.run
     assert run_commandline(["--version"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "0.28.1\n" and farandole.__version__ in printed.err
 
 
 def test_helpers() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+HOROVOD_VERSION = "0.28.1"  # the release whose interface is served under the name of Horovod
+
 
 @functools.cache
 def package_version() -> str:

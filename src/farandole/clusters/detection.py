@@ -41,7 +41,8 @@ def detect(
     1
     """
     host = host or _this_host()
-    from_server = launcher == "auto" and value(environ, server.ADDRESS, server.PORT)  # it sets Horovod's rank as well
+    # It sets Horovod's rank as well. Our own launchers set that and the address, and no port.
+    from_server = launcher == "auto" and value(environ, server.PORT)
     if launcher == "none" or (value(environ, *OURS) and not from_server):
         return None  # the place is set already; Config and mesh check that it is complete
     if launcher != "auto":

@@ -25,8 +25,8 @@ PAUSE = 0.05  # before the next request, if the answer was another one
 
 
 def detect(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
-    """A rank with the address and the port of such a server."""
-    if value(environ, ADDRESS, PORT) is None:
+    """A rank with the address and the port of such a server. Our own launchers set the address alone."""
+    if value(environ, PORT) is None:
         return None
     port = number(TITLE, environ, PORT)
     address = value(environ, ADDRESS)

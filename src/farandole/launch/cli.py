@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from farandole.base.version import package_version
+from farandole.base.version import HOROVOD_VERSION, package_version
 
 USAGE = """usage: farandole COMMAND ...
 
@@ -84,7 +84,14 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
             print(help.long(program) if options.help_all else help.short(program), end="")
             return 0
         if options.version:
-            return main(["--version"])
+            if program == option.OURS:
+                return main(["--version"])
+            print(HOROVOD_VERSION)  # alone, as Horovod prints it: programs compare it
+            print(
+                f"The command and the interface of Horovod {HOROVOD_VERSION}, by farandole {package_version()}",
+                file=sys.stderr,
+            )
+            return 0
         if options.check_build:
             from farandole.launch import build
 

@@ -24,6 +24,10 @@ OF_ONE_HOST = (
     "ROCR_VISIBLE_DEVICES", "GOMP_CPU_AFFINITY", "CONTAINER_*", "KUBERNETES_*",
 )  # fmt: skip
 
+# For scripts that take the address of torch.distributed's master from it. Horovod's variable with a port is not set,
+# because there is no such server.
+HOROVOD_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+
 
 def forwarded(environ: Mapping[str, str], other_host: bool) -> dict[str, str]:
     """The variables that a rank gets from the launcher.
@@ -83,6 +87,7 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
     address, port = master
     return {
         **place.environment(),
+        HOROVOD_ADDRESS: address,
         **{variable: str(getattr(place, name)) for name, variable in TORCH_PLACE.items()},
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -99,7 +104,9 @@ def of_worker(worker: int, place: Place, master: tuple[str, int] | None, newcome
     """
     told = of_place(place, master or ("", 0))
     if master is None:
-        told = {name: value for name, value in told.items() if not name.startswith("MASTER_")}
+        told = {
+            name: value for name, value in told.items() if name not in (HOROVOD_ADDRESS, "MASTER_ADDR", "MASTER_PORT")
+        }
     if newcomer:
         told["FARANDOLE_NEWCOMER"] = "1"
     return {**told, "FARANDOLE_ELASTIC": "1", "HOROVOD_ELASTIC": "1", "FARANDOLE_WORKER": str(worker)}

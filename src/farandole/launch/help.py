@@ -15,7 +15,7 @@ GROUPS = {
     "ranks that come and go": ("min_np", "max_np", "discovery", "reset_limit"),
     "before the job": ("dry_run", "print_config", "check_build", "start_timeout", "help", "help_all"),
 }
-WITHOUT_EFFECT = ("gloo", "tcp", "disable_cache")  # of FLAGS; they are there for scripts that were written for Horovod
+WITHOUT_EFFECT = ("gloo", "disable_cache")  # of FLAGS; they are there for scripts that were written for Horovod
 
 
 def _examples(program: str) -> list[str]:

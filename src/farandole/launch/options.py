@@ -80,7 +80,7 @@ FLAGS = (
     Flag("jsrun", ("--jsrun",), "start ranks with jsrun"),
     Flag("mpi_args", ("--mpi-args",), "more words for mpirun or jsrun", "WORDS"),
     Flag("binding_args", ("--binding-args",), "how mpirun binds ranks to cores", "WORDS"),
-    Flag("tcp", ("--tcp",), "accepted; between hosts there is TCP alone"),
+    Flag("tcp", ("--tcp",), "NCCL uses TCP alone as well (NCCL_IB_DISABLE=1); our own links always do"),
     Flag("disable_cache", ("--disable-cache",), "accepted; nothing is kept between runs"),
     Flag("min_np", ("--min-np", "--min-num-proc"), "elastic: fewest ranks", "N", "int"),
     Flag("max_np", ("--max-np", "--max-num-proc"), "elastic: most ranks", "N", "int"),
@@ -155,14 +155,20 @@ class Options:
         """The variables that ranks get for the settings of flags and of the file, with all their names."""
         # Ranks get our own value in these variables. They get the user's value in the main variable of the setting.
         covered = {f"variable {name}" for name in OF_OUR_LAUNCHERS}
-        return {
+        of_nccl = {"NCCL_IB_DISABLE": "1"} if self.tcp else {}  # for other libraries in the ranks
+        of_programs = {
             SETTINGS[name].variable: chosen.text() for name, chosen in self.settings.items() if chosen.source in covered
-        } | {
-            variable: chosen.text()
-            for name, chosen in self.settings.items()
-            if not chosen.source.startswith(("default", "variable")) and chosen.value is not None
-            for variable in SETTINGS[name].variables
         }
+        return (
+            of_nccl
+            | of_programs
+            | {
+                variable: chosen.text()
+                for name, chosen in self.settings.items()
+                if not chosen.source.startswith(("default", "variable")) and chosen.value is not None
+                for variable in SETTINGS[name].variables
+            }
+        )
 
 
 def job_settings() -> list[Setting]:

@@ -30,6 +30,7 @@ assert importlib.util.find_spec("horovod") is not None
 import horovod
 
 assert is_version_greater_equal_than(horovod.__version__, "0.21.0")
+assert hvd.__version__ == horovod.__version__
 _HVD = hvd.torch if hasattr(hvd, "torch") else hvd
 _HVD.init()
 if _HVD.size() > 1:

@@ -24,6 +24,7 @@ if "HOROVOD_RANK" in os.environ:  # by the launcher
     assert int(os.environ["HOROVOD_CROSS_RANK"]) == 0 and int(os.environ["HOROVOD_CROSS_SIZE"]) == 1
     assert os.environ["HOROVOD_CONTROLLER"] == "gloo" and os.environ["HOROVOD_CPU_OPERATIONS"] == "gloo"
     assert os.environ["HOROVOD_HOSTNAME"]
+    assert os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == os.environ["MASTER_ADDR"]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 hvd.init()
 assert (rank, size, local_rank) == (hvd.rank(), hvd.size(), hvd.local_rank())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farandole.base.config import Config
+from farandole.clusters.detection import detect
 from farandole.launch.environment import forwarded, of_place, of_this_host
 from farandole.launch.slots import places
 
@@ -39,3 +40,4 @@ def test_a_rank_reads_its_numbers_from_the_environment() -> None:
     assert (config.rank, config.size, config.local_rank, config.cross_rank, config.hostname) == (2, 3, 0, 1, "b")
     assert found["RANK"] == found["HOROVOD_RANK"] == "2" and found["LOCAL_WORLD_SIZE"] == "1"
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "1234")
+    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1" and detect(found) is None, "it is no RendezvousServer"

@@ -144,6 +144,10 @@ def test_a_users_controller_reaches_rank_0_though_ranks_get_ours() -> None:
     assert variables == {"FARANDOLE_CONTROLLER": "mpi"}
 
 
+def test_tcp_alone_is_for_nccl_too() -> None:
+    assert parse(["--tcp", "x"], {}).variables() == {"NCCL_IB_DISABLE": "1"}
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
