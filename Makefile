@@ -21,7 +21,7 @@ FOLDERS ?=
 STRICT ?=
 PUBLISH ?=
 # mypy reads the types of the frameworks.
-CHECKED := build torch jax spark wheel bench test lint
+CHECKED := build torch jax spark wheel bench test lint docs
 TESTED := $(CHECKED) demo tensorflow
 # The second torch: on x86_64 it is the newest, which make test has to run; elsewhere it is for the night.
 SECOND := $(if $(filter x86_64,$(shell uname -m)),other-torch)

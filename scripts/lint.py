@@ -1,5 +1,5 @@
-"""`make lint`: ruff, mypy, clang-format and the rules of the repository.
-Starts the tools and changes no file."""
+"""`make lint`: ruff, mypy, clang-format, the rules of the repository, and the site of the docs with all its links.
+Starts the tools and changes no file but those of build/."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def sources() -> list[Path]:
 
 def stages() -> list[Stage]:
     """All stages. Types take longest, so they are checked in the background."""
+    site: list[str | Path] = [tool("mkdocs"), "--quiet", "build"]
     return [
         Stage("mypy", [tool("mypy")], background=True),
         Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
         Stage("ruff check", [tool("ruff"), "check", "--quiet"]),
         Stage("ruff format", [tool("ruff"), "format", "--check", "--quiet"]),
+        Stage("the docs as a site, links and anchors", site, environment={"NO_MKDOCS_2_WARNING": "1"}),
         Stage("clang-format", [tool("clang-format"), "--dry-run", "-Werror", *sources()]),
     ]
 

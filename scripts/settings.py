@@ -21,9 +21,9 @@ Every setting has one declaration, in `src/farandole/base/config.py`; this page 
 cannot be read is an error that names the variable; an unknown `FARANDOLE_` variable is a warning.
 Where two variables are given, the first one wins; the second is Horovod's name for the same thing.
 """
-FILE = """## The file of `--config-file`
+FILE = """## The configuration file
 
-`farandole config` asks a few questions and writes such a file. `farandole run --config-file FILE` reads it. What the
+`farandole config` asks a few questions and writes such a file; `farandole run --config-file FILE` reads it. What the
 command line gives wins over it. Below `job:` stand flags of the launcher: {flags}.
 
 ```yaml
