@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from environment import PYTHON, ROOT, VENV, installer, stop
+from farandole.tools.progress import Progress
 
 COMPILER = {"apt-get": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "apk": "g++"}
 HEADERS = {"apt-get": "python3-dev", "dnf": "python3-devel", "zypper": "python3-devel", "apk": "python3-dev"}
@@ -71,10 +73,19 @@ def build(folder: str, defines: list[str], targets: list[str], chosen: str | Non
     print(f"build: {folder} ({', '.join(targets) or 'everything'}) is up to date, {time.monotonic() - began:.0f} s")
 
 
+def steps_of(log: Path) -> tuple[float | None, str]:
+    """How far Ninja is: `[12/340]` in its log."""
+    found = re.findall(r"^\[(\d+)/(\d+)\]", log.read_text(errors="replace"), flags=re.M)
+    if not found:
+        return None, log.stem
+    done, all_of_them = map(int, found[-1])
+    return done / all_of_them, f"file {done} of {all_of_them}"
+
+
 def run(command: list[str], log: Path) -> None:
     """Runs a command. Its output goes to the log, which is printed only if the command fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w") as out:
+    with open(log, "w") as out, Progress("build", lambda: steps_of(log)):
         code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
     if code != 0:
         print("\n".join(log.read_text(errors="replace").splitlines()[-60:]), file=sys.stderr)

@@ -17,6 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from farandole.tools.progress import Progress  # noqa: E402 (it needs no other package)
+
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
@@ -138,8 +142,9 @@ def stamp(place: Path, name: str) -> Path:
     return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
 
 
-def pip(place: Path, arguments: list[str], trouble: str) -> None:
-    """Runs `pip install` in this environment; ends the script if it fails. Also as root: the environment is ours."""
+def pip(place: Path, arguments: list[str], trouble: str, seconds: float = 0.0) -> None:
+    """Runs `pip install` in this environment; ends the script if it fails. Also as root: the environment is ours.
+    `seconds`: how long it should take, for the bar."""
     command = [
         str(place / "bin" / "python"),
         "-m",
@@ -150,7 +155,15 @@ def pip(place: Path, arguments: list[str], trouble: str) -> None:
         *arguments,
     ]
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
-    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    began = time.monotonic()
+
+    def state() -> tuple[float | None, str]:
+        late = seconds and time.monotonic() - began > seconds
+        share = min(0.95, (time.monotonic() - began) / seconds) if seconds else None
+        return share, "longer than on an average connection" if late else "pip installs"
+
+    with Progress("setup", state):
+        result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     output = [line for line in result.stderr.splitlines() if "neither a file nor a directory" not in line]
     if output:
         print("\n".join(output), file=sys.stderr, flush=True)
@@ -173,7 +186,7 @@ def fill(place: Path, names: list[str]) -> None:
     arguments = ["--no-compile"]  # only one file of ten is ever imported
     for name in missing:
         arguments += ["-r", str(LISTS / f"{name}.txt")]
-    pip(place, arguments, f"could not install {', '.join(missing)}")
+    pip(place, arguments, f"could not install {', '.join(missing)}", seconds)
     for name in missing:
         for old in place.glob(f".installed-{name}-*"):
             old.unlink()

@@ -59,7 +59,7 @@ class Job:
         content: dict[str, object] = {"job": job}
         if self.launcher == "mpirun":
             content["controller"] = "mpi"
-        return HEAD + yaml.safe_dump(content, sort_keys=False)
+        return HEAD + str(yaml.safe_dump(content, sort_keys=False))
 
 
 class Answers:

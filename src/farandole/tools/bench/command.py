@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from farandole.tools.progress import Progress
+
 from . import compare, hosts, life, machine, measure, plan, report, steps, targets, trace
 from .inside.library import OPERATIONS
 from .plan import PARTS, Plan, Row
@@ -48,18 +50,24 @@ def rows_of(part: str, what: Plan, pools_by_size: RankPools, folder: Path, peer_
 
 def run(parts: Sequence[str], what: Plan, peer_python: str) -> Iterator[Row]:
     """Measures."""
+    at = 0
+
+    def tell(line: str) -> None:
+        progress.say(f"bench: {line}")
+
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as name:
         folder = Path(name)
-        with RankPools(folder, peer_python, say) as pools_by_size:
-            for part in parts:
+        progress = Progress("bench", lambda: (at / len(parts), f"part {at + 1} of {len(parts)}, {parts[at]}"))
+        with progress, RankPools(folder, peer_python, tell) as pools_by_size:
+            for at, part in enumerate(parts):  # noqa: B007 (the bar reads it)
                 began = time.monotonic()
                 busy = machine.busy()
-                say(f"{part} (others use {busy:.1f} cores)" if busy > 0.2 else part)
+                tell(f"{part} (others use {busy:.1f} cores)" if busy > 0.2 else part)
                 for row in rows_of(part, what, pools_by_size, folder, peer_python):
                     row["busy_cores"] = round(busy, 2)
-                    say("  " + " ".join(report.label(row)))
+                    tell("  " + " ".join(report.label(row)))
                     yield row
-                say(f"  {part} took {time.monotonic() - began:.0f} s")
+                tell(f"  {part} took {time.monotonic() - began:.0f} s")
 
 
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:

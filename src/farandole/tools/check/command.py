@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -19,6 +20,8 @@ from farandole.launch import local, missing
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.tools import trace
 from farandole.tools.check.judge import NOTE, UNSEEN, WRONG, Finding, findings
+from farandole.tools.check.report import WHOLE_PASSES, steps_file
+from farandole.tools.progress import Progress
 
 START_SECONDS = 60.0  # more than the script's own time, for the start and the end of the ranks
 LAST_LINES = 30  # of a rank that failed
@@ -69,14 +72,24 @@ def reports(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
     output = "marked" if options.verbose else "kept"
     command = [sys.executable, "-c", code, *given]
     with local.start(command, options.np, env=ENVIRONMENT, output=output) as job:
-        try:
-            job.wait(options.seconds + START_SECONDS)
-        except TimeoutError:
-            job.stop()
-            job.wait(START_SECONDS)
+        with contextlib.nullcontext() if options.verbose else Progress("check", lambda: steps_made(options, folder)):
+            try:
+                job.wait(options.seconds + START_SECONDS)
+            except TimeoutError:
+                job.stop()
+                job.wait(START_SECONDS)
         said = ["" if options.verbose else job.stderr(rank) for rank in range(options.np)]
     found = [folder / f"rank.{rank}.json" for rank in range(options.np)]
     return [json.loads(path.read_text()) if path.exists() else _silent(rank) for rank, path in enumerate(found)], said
+
+
+def steps_made(options: argparse.Namespace, folder: Path) -> tuple[float | None, str]:
+    """How far the slowest rank is."""
+    files = [steps_file(folder, rank) for rank in range(options.np)]
+    done = min(path.stat().st_size if path.exists() else 0 for path in files)
+    if not done:
+        return None, f"the script runs; it has at most {options.seconds:g} s"
+    return min(0.99, done / (WHOLE_PASSES * options.steps)), f"{done} step{'s' if done > 1 else ''}"
 
 
 def _silent(rank: int) -> dict[str, Any]:

@@ -25,6 +25,12 @@ from farandole.world.runtime import runtime
 # Files of these names are caches and devices, which no script means to write.
 NO_RESULTS = ("/dev/", "/proc/", "/sys/", "__pycache__", "/.cache/", "/.triton/", "torchinductor", ".lock")
 MANY_FILES = 200
+WHOLE_PASSES = 2  # through the data in one line; later ones have one batch, so that the end of the script comes soon
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    """The file that has a byte for each step of a rank."""
+    return folder / f"steps.{rank}"
 
 
 class Enough(BaseException):
@@ -48,6 +54,7 @@ class Report:
         self._main = threading.get_ident()
         self._lock = threading.Lock()
         self._written = False
+        self._progress: int | None = None  # a file whose length is the number of steps, for the one who waits
 
     @property
     def collectives(self) -> int:
@@ -55,6 +62,12 @@ class Report:
         if self.engine is not None:
             self._collectives = self.engine.counter("collectives")
         return self._collectives
+
+    def stepped(self) -> None:
+        """The optimizer has made a step."""
+        if self._progress is None:
+            self._progress = os.open(steps_file(self.folder, self.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.write(self._progress, b".")
 
     def watch_init(self) -> None:
         """Notes the first init(), and keeps the engine."""

@@ -38,6 +38,7 @@ class Watch:
         class Notes(keras.callbacks.Callback):  # type: ignore[misc]
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 own["ends"].append(time.perf_counter())
+                outer._report.stepped()
                 own["losses"].append(float((logs or {}).get("loss", 0.0)))
                 if len(own["weights"]) < SNAPSHOTS:
                     own["weights"].append([_digest(one) for one in self.model.trainable_variables])

@@ -16,12 +16,11 @@ from typing import Any
 
 from farandole.base import tracebacks
 from farandole.tools.check import lines
-from farandole.tools.check.report import Enough, Report
+from farandole.tools.check.report import WHOLE_PASSES, Enough, Report
 from farandole.world.runtime import runtime
 
 SAMPLE = 4096  # elements of a tensor, or of a row of a batch, that are compared
 SNAPSHOTS = 3  # steps whose parameters and gradients are compared
-WHOLE_PASSES = 2  # through the data in one line; later ones have one batch, so that the end of the script comes soon
 MORE_STEPS = 100  # then the script ends, if it has not by itself
 WARM_UP = 2  # steps that are not timed
 COUNTED = (
@@ -314,6 +313,7 @@ class Watch:
             return  # another optimizer has done this step
         self._steps = known["steps"]
         self._ends.append(time.perf_counter())
+        self._report.stepped()
         if self._steps == WARM_UP and self._report.engine is not None and self._report.rank == 0:
             self._timeline = self._report.folder / "timeline.json"
             runtime.world.trace(str(self._timeline), False)
