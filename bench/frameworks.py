@@ -1,5 +1,5 @@
 """The same exchange in every framework: the gradients of 34 million parameters, 64 arrays, averaged over 2 ranks, and
-by TensorFlow's own MultiWorkerMirroredStrategy beside them.
+by TensorFlow's own MultiWorkerMirroredStrategy, for comparison.
 
 Each framework is a job of its own and they take turns, so that noise falls on all: `python bench/frameworks.py`.
 
@@ -32,7 +32,7 @@ WARM, STEPS = 3, 8
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 Step = Callable[[], Any]  # exchanges everything once, and returns when the results are there
-# The binding, a step, and what of the step is not the exchange; that is measured beside it and taken off.
+# The binding, a step, and what of the step is not the exchange; that is measured too and subtracted.
 Row = tuple[Any, Step, Step]
 
 
@@ -154,22 +154,22 @@ ROWS: dict[str, tuple[str, Callable[[], Row], dict[str, str]]] = {
 }
 
 
-def rank(name: str, place: Path, turns: int) -> None:
+def rank(name: str, folder: Path, turns: int) -> None:
     """One rank of a row: some steps whenever its turn has come; rank 0 writes down what a step took."""
     hvd, step, rest = ROWS[name][1]()
     for _ in range(WARM):
         step()
         rest()
-    (place / f"{name}.{hvd.rank()}.ready").touch()
+    (folder / f"{name}.{hvd.rank()}.ready").touch()
     for turn in range(turns):
-        while not (place / f"{name}.{turn}").exists():
+        while not (folder / f"{name}.{turn}").exists():
             time.sleep(0.01)
         hvd.barrier()
         step()
         taken = [timed(hvd, step) - timed(hvd, rest) for _ in range(STEPS)]
         if hvd.rank() == 0:
-            (place / "new").write_text(json.dumps(taken))
-            (place / "new").rename(place / f"{name}.{turn}.done")
+            (folder / "new").write_text(json.dumps(taken))
+            (folder / "new").rename(folder / f"{name}.{turn}.done")
     hvd.shutdown()
 
 
@@ -197,7 +197,7 @@ def measure(names: list[str], turns: int) -> dict[str, list[float]]:
         for name in names:
             environment = {**os.environ, **KEEP, "OMP_NUM_THREADS": "1", **ROWS[name][2]}
             environment["PYTHONPATH"] = f"{ROOT / 'src'}:{environment.get('PYTHONPATH', '')}"
-            own = [sys.executable, __file__, "--rank", name, "--place", folder, "--turns", str(turns)]
+            own = [sys.executable, __file__, "--rank", name, "--folder", folder, "--turns", str(turns)]
             jobs[name] = subprocess.Popen([sys.executable, "-c", LAUNCH, "-np", "2", *own], env=environment)
         try:
             for name, job in jobs.items():
@@ -224,10 +224,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank, options.place, options.turns)
+        rank(options.rank, options.folder, options.turns)
         return
     names = [name for name in options.rows if importlib.util.find_spec(ROWS[name][0]) is not None]
     found = measure(names, options.turns)

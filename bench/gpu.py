@@ -113,8 +113,8 @@ class Block(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        given: torch.Tensor = values + self.down(torch.nn.functional.gelu(self.up(self.norm(values))))
-        return given
+        output: torch.Tensor = values + self.down(torch.nn.functional.gelu(self.up(self.norm(values))))
+        return output
 
 
 def measure_training() -> dict[str, Any]:
@@ -207,21 +207,11 @@ class Machine:
     def start(self, what: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:
         self.number += 1
         record = self.folder / f"record{self.number}"
-        command = [
-            sys.executable,
-            "-m",
-            "farandole",
-            "run",
-            "-np",
-            str(ranks),
-            sys.executable,
-            str(HERE),
-            "--rank",
-            what,
-        ]
+        launch = [sys.executable, "-m", "farandole", "run", "-np", str(ranks)]
+        rank = [sys.executable, str(HERE), "--rank", what, "--record", str(record)]
         environment = {**self.environment, "MEETING": str(self.folder / f"meeting{self.number}")}
         process = subprocess.Popen(
-            [*command, "--record", str(record)],
+            [*launch, *rank],
             env=environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -238,7 +228,7 @@ class Machine:
         return found
 
     def kill(self, times: int) -> dict[str, Any]:
-        """Jobs of three ranks of which one is killed; those in one batch run beside each other."""
+        """Jobs of three ranks of which one is killed; those of one batch run at the same time."""
         noticed: list[float] = []
         survived = 0
         for first in range(0, times, KILLS_AT_ONCE):
@@ -333,9 +323,9 @@ def main() -> None:
                     found[f"{ranks} ranks, MPS"] = machine.run("farandole", ranks)
                 found["training, 2 ranks, MPS"] = machine.run("training", 2)
     print(table(found))
-    place = ROOT / "bench" / "results" / f"{torch.cuda.get_device_name().split()[-1].lower()}.json"
-    place.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"written to {place.relative_to(ROOT)}")
+    path = ROOT / "bench" / "results" / f"{torch.cuda.get_device_name().split()[-1].lower()}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"written to {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ class Turns:
     def __init__(self, config: dict[str, Any]) -> None:
         import farandole as hvd
 
-        self.place, self.name, self.steps = Path(config["place"]), config["name"], config["steps"]
+        self.folder, self.name, self.steps = Path(config["folder"]), config["name"], config["steps"]
         self.barrier, self.writes = hvd.barrier, hvd.rank() == 0
         self.turn = self.step = 0
 
     def wait(self) -> None:
         """Until it is this lane's turn."""
-        while not (self.place / f"{self.name}.{self.turn}").exists():
+        while not (self.folder / f"{self.name}.{self.turn}").exists():
             time.sleep(0.01)
 
     def passed(self) -> None:
@@ -45,8 +45,8 @@ class Turns:
         if self.step == WARM + self.steps:
             found = [(time.perf_counter() - self.clock) / self.steps, (time.process_time() - self.cpu) / self.steps]
             if self.writes:
-                (self.place / "new").write_text(" ".join(map(str, found)))
-                (self.place / "new").rename(self.place / f"{self.name}.{self.turn}.done")
+                (self.folder / "new").write_text(" ".join(map(str, found)))
+                (self.folder / "new").rename(self.folder / f"{self.name}.{self.turn}.done")
             self.turn, self.step = self.turn + 1, 0
 
 
@@ -61,10 +61,10 @@ def made(config: dict[str, Any]) -> tuple[Any, Any]:
     torch.set_num_threads(1)  # Ray gives its workers one; the launcher's ranks would take all
     torch.manual_seed(1)
     module = Digits()
-    given = module.train_dataloader()
-    batch = config["batch"] or given.batch_size
-    rows = [row % len(given.dataset) for row in range(batch * (WARM + config["steps"]))]
-    return module, DataLoader(Subset(given.dataset, rows), batch)
+    loader = module.train_dataloader()
+    batch = config["batch"] or loader.batch_size
+    rows = [row % len(loader.dataset) for row in range(batch * (WARM + config["steps"]))]
+    return module, DataLoader(Subset(loader.dataset, rows), batch)
 
 
 def plain(config: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def begin(name: str, config: dict[str, Any]) -> threading.Thread:
             from ray.train import RunConfig, ScalingConfig
 
             loop = layered if name == "three layers" else plain
-            scaling, run = ScalingConfig(num_workers=2), RunConfig(storage_path=config["place"])
+            scaling, run = ScalingConfig(num_workers=2), RunConfig(storage_path=config["folder"])
             HorovodTrainer(loop, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
 
     thread = threading.Thread(target=work, name=name)
@@ -152,12 +152,12 @@ def main() -> None:
     import ray
 
     if not set(chosen).isdisjoint(LAYERS[1:]):
-        # Ray's workers are nicer than other processes by default: beside them, as here, they would wait.
+        # By default Ray's workers have a lower priority than other processes. Here both run, so Ray's would wait.
         quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
         ray.init(num_cpus=2 * len(LAYERS), _system_config={"worker_niceness": 0}, **quiet)
     found: dict[str, list[list[float]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as path:
-        config = {**vars(options), "place": path, "examples": str(EXAMPLES)}
+        config = {**vars(options), "folder": path, "examples": str(EXAMPLES)}
         threads = [begin(name, {**config, "name": name}) for name in chosen]
         for turn in range(options.turns):
             for name in chosen if turn % 2 else reversed(chosen):
@@ -168,7 +168,7 @@ def main() -> None:
         for thread in threads:
             thread.join()
     ray.shutdown()
-    report({name: times[1:] for name, times in found.items()})  # the first turn warms everybody up
+    report({name: times[1:] for name, times in found.items()})  # the first turn is a warm-up
 
 
 def report(found: dict[str, list[list[float]]]) -> None:

@@ -144,7 +144,7 @@ def compared(found: list[list[dict[str, Any]]], measure: str) -> list[float]:
 
 
 def main() -> None:
-    """Prints the peak resident set of each rank, and the step rate beside that of memory."""
+    """Prints the peak resident set of each rank, and the step rate, with that of data in memory."""
     from farandole.spark.common.store import Store
 
     parser = argparse.ArgumentParser(description=__doc__)

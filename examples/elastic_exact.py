@@ -1,4 +1,4 @@
-"""Elastic training that is exact: every sample once per epoch, and the same weights to the bit whoever comes and goes.
+"""Elastic training that is exact: every sample once per epoch, and identical weights, whichever ranks join or leave.
 farandole run -np 2 --min-np 1 --max-np 4 python examples/elastic_exact.py --checkpoints /tmp/digits"""
 
 import argparse

@@ -16,14 +16,14 @@ from build import build
 from check import PYTHON, QUIET
 from stages import ROOT, chosen
 
-PLACE = ROOT / "build" / "coverage"
+FOLDER = ROOT / "build" / "coverage"
 FOLDERS = ("unit", "ranks", "security", "chaos", "bed", "clusters", "frameworks")
 SETTINGS = """[run]
 branch = false
 parallel = true
 patch = subprocess, _exit
 source_pkgs = farandole
-data_file = {place}/python
+data_file = {folder}/python
 """
 
 
@@ -36,20 +36,20 @@ def run(command: Iterable[str | Path], **more: str) -> int:
 def measure(folders: Iterable[str]) -> int:
     """Runs the C++ tests, then the tests in the folders, with the instrumented library. Returns the failed runs."""
     build("coverage", ["-DFARANDOLE_TESTS=ON", "-DFARANDOLE_COVERAGE=ON"], [])
-    settings = PLACE / "coveragerc"
-    settings.write_text(SETTINGS.format(place=PLACE))
-    for old in [*PLACE.glob("python*"), *PLACE.rglob("*.gcda")]:
+    settings = FOLDER / "coveragerc"
+    settings.write_text(SETTINGS.format(folder=FOLDER))
+    for old in [*FOLDER.glob("python*"), *FOLDER.rglob("*.gcda")]:
         old.unlink()
-    failed = [run([PYTHON.with_name("ctest"), "--test-dir", PLACE, "--output-on-failure", "-j", "2"])]
-    library = {"FARANDOLE_LIBRARY": str(PLACE / "libfarandole_chaos.so"), "COVERAGE_PROCESS_START": str(settings)}
+    failed = [run([PYTHON.with_name("ctest"), "--test-dir", FOLDER, "--output-on-failure", "-j", "2"])]
+    library = {"FARANDOLE_LIBRARY": str(FOLDER / "libfarandole_chaos.so"), "COVERAGE_PROCESS_START": str(settings)}
     for folder in folders:
         pytest: list[str | Path] = [PYTHON, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
         pytest += ["--no-header", "-p", "no:cacheprovider", "-o", "timeout=600", f"tests/{folder}"]
         failed.append(run(pytest, **library))
-    run([PYTHON, "-m", "coverage", "combine", "--quiet", f"--rcfile={settings}", PLACE])
-    run([PYTHON, "-m", "coverage", "json", "--quiet", f"--rcfile={settings}", "-o", PLACE / "python.json"])
+    run([PYTHON, "-m", "coverage", "combine", "--quiet", f"--rcfile={settings}", FOLDER])
+    run([PYTHON, "-m", "coverage", "json", "--quiet", f"--rcfile={settings}", "-o", FOLDER / "python.json"])
     gcovr: list[str | Path] = [PYTHON, "-m", "gcovr", "--root", ROOT, "--filter", "core/", "--json-summary"]
-    run([*gcovr, PLACE / "core.json", PLACE])
+    run([*gcovr, FOLDER / "core.json", FOLDER])
     return sum(code != 0 for code in failed)
 
 
@@ -78,8 +78,8 @@ def main() -> int:
         print("coverage: gcov is missing: it comes with gcc", file=sys.stderr)
         return 1
     failed = measure(folders)
-    python = json.loads((PLACE / "python.json").read_text())["files"]
-    core = json.loads((PLACE / "core.json").read_text())["files"]
+    python = json.loads((FOLDER / "python.json").read_text())["files"]
+    core = json.loads((FOLDER / "core.json").read_text())["files"]
     rows = [(path, it["summary"]["covered_lines"], it["summary"]["num_statements"]) for path, it in python.items()]
     rows += [(it["filename"], it["line_covered"], it["line_total"]) for it in core]
     print("\n| room | lines | run by tests |\n|---|---|---|")

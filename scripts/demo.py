@@ -106,24 +106,24 @@ class Running:
         self.job = job
         self._process: Process | None = None
 
-        def start(place: Path) -> list[Process]:
-            rank = [PYTHON, str(ROOT / "scripts" / "turns.py"), str(place), str(ROOT / "examples" / job.script)]
-            variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TMPDIR": str(place)}
-            self._process = Process([*job.launcher, *rank, "--epochs", str(epochs)], place / "said", variables)
+        def start(folder: Path) -> list[Process]:
+            rank = [PYTHON, str(ROOT / "scripts" / "turns.py"), str(folder), str(ROOT / "examples" / job.script)]
+            variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TMPDIR": str(folder)}
+            self._process = Process([*job.launcher, *rank, "--epochs", str(epochs)], folder / "output", variables)
             return [self._process]
 
-        with self._whole_words():
-            self._lane = RankPool(job.title, job.ranks, folder, start)
+        with self._with_output():
+            self._pool = RankPool(job.title, job.ranks, folder, start)
 
     def turn(self) -> tuple[float, int]:
         """Trains some steps. Returns milliseconds per step of the slowest rank, and the images of a rank per step."""
-        with self._whole_words():
-            answers = self._lane.ask("turn", START_SECONDS)  # torch is imported before the first turn
+        with self._with_output():
+            answers = self._pool.ask("turn", START_SECONDS)  # torch is imported before the first turn
         return 1e3 * max(answer["seconds"] for answer in answers), answers[0]["images"]
 
     def finish(self) -> float:
         """Lets the script end. Returns the accuracy that it printed."""
-        self._lane.close(END_SECONDS)
+        self._pool.close(END_SECONDS)
         assert self._process is not None
         found = re.search(r"accuracy ([\d.]+)%", self._process.printed())
         if self._process.code() != 0 or found is None:
@@ -132,10 +132,10 @@ class Running:
 
     def stop(self) -> None:
         """Ends the job at any point; does nothing if it has ended."""
-        self._lane.close(AT_ONCE_SECONDS)
+        self._pool.close(AT_ONCE_SECONDS)
 
     @contextlib.contextmanager
-    def _whole_words(self) -> Iterator[None]:
+    def _with_output(self) -> Iterator[None]:
         """Adds the output of a failed job to the error."""
         try:
             yield
@@ -145,7 +145,7 @@ class Running:
             raise Failed(f"{output}\n{why}") from None
 
 
-def play(jobs: Sequence[Running], rounds: int) -> tuple[list[list[Round]], int]:
+def take_turns(jobs: Sequence[Running], rounds: int) -> tuple[list[list[Round]], int]:
     """In each round the single process has a turn before each other job. Returns the rounds of every job, with those of
     the single process, and the images of a step."""
     alone, *together = jobs
@@ -171,11 +171,11 @@ def train(epochs: int) -> tuple[list[Result], float]:
             print(f"demo: {job.title}: examples/{job.script} on {cores}", flush=True)
             jobs.append(Running(job, Path(folder, str(number)), epochs))
             stack.callback(jobs[-1].stop)
-        play(jobs, ROUNDS_PER_EPOCH)
+        take_turns(jobs, ROUNDS_PER_EPOCH)
         rounds = ROUNDS_PER_EPOCH * (epochs - 1)
         print(f"demo: they train in turns, {STEPS_PER_TURN} steps at a time, {rounds} rounds", flush=True)
         others = busy()  # no job has a turn now
-        found, images = play(jobs, rounds)
+        found, images = take_turns(jobs, rounds)
         others = max(others, busy())
         done = zip(jobs, found, strict=True)
         return [Result(job.job, job.finish(), images, list_of_rounds) for job, list_of_rounds in done], others

@@ -96,15 +96,15 @@ def installer(packages: dict[str, str]) -> str:
     return f"install {packages['apt-get']} with your system's package manager"
 
 
-def create(place: Path) -> None:
+def create(folder: Path) -> None:
     """Makes the virtual environment, unless a working one exists."""
-    python = place / "bin" / "python"
+    python = folder / "bin" / "python"
     if python.exists() and subprocess.run([python, "-c", "import pip"], capture_output=True).returncode == 0:
         return
-    if place.exists():
-        print(f"setup: {place.name} does not work (moved, or its Python is gone): making it again", flush=True)
-        shutil.rmtree(place)
-    print(f"setup: creating {place.name} with Python {platform.python_version()}", flush=True)
+    if folder.exists():
+        print(f"setup: {folder.name} does not work (moved, or its Python is gone): making it again", flush=True)
+        shutil.rmtree(folder)
+    print(f"setup: creating {folder.name} with Python {platform.python_version()}", flush=True)
     try:
         # Debian's package python3 does not contain ensurepip.
         import ensurepip  # noqa: F401
@@ -112,41 +112,41 @@ def create(place: Path) -> None:
     except ImportError:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
         stop(f"setup: this Python cannot make virtual environments; run: {installer({'apt-get': version})}")
-    made = subprocess.run([sys.executable, "-m", "venv", str(place)], capture_output=True, text=True)
+    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True)
     if made.returncode != 0:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         last = ((made.stderr or made.stdout).strip().splitlines() or ["no output"])[-1]
         stop(f"setup: python -m venv failed: {last}")
-    pip(place, ["--upgrade", PIP], "could not renew itself")
+    pip(folder, ["--upgrade", PIP], "could not renew itself")
 
 
-def install_package(place: Path) -> None:
+def install_package(folder: Path) -> None:
     """Installs the checkout, editable and without compiling, with the commands and entry points that users have."""
     made_of = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + (ROOT / "VERSION").read_bytes()).hexdigest()[:16]
-    done = place / f".installed-package-{made_of}"
+    done = folder / f".installed-package-{made_of}"
     if done.exists() and done.read_text() == str(ROOT):
         return
     options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "wheel.py-api=py3"]
     options += ["-C", "editable.mode=inplace"]
-    pip(place, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
+    pip(folder, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
     # Uses a search path. A finder would have priority over PYTHONPATH, and would make each start slower.
-    for path in place.glob("lib/python*/site-packages/_editable_skbc_farandole.pth"):
+    for path in folder.glob("lib/python*/site-packages/_editable_skbc_farandole.pth"):
         path.write_text(f"{ROOT / 'src'}\n")
-    for old in place.glob(".installed-package-*"):
+    for old in folder.glob(".installed-package-*"):
         old.unlink()
     done.write_text(str(ROOT))
 
 
-def stamp(place: Path, name: str) -> Path:
+def stamp(folder: Path, name: str) -> Path:
     """The file that marks this list as installed. A changed list has another hash."""
-    return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
+    return folder / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
 
 
-def pip(place: Path, arguments: list[str], trouble: str, seconds: float = 0.0) -> None:
+def pip(folder: Path, arguments: list[str], trouble: str, seconds: float = 0.0) -> None:
     """Runs `pip install` in this environment; ends the script if it fails. Also as root: the environment is ours.
     `seconds`: how long it should take, for the bar."""
     command = [
-        str(place / "bin" / "python"),
+        str(folder / "bin" / "python"),
         "-m",
         "pip",
         "install",
@@ -171,26 +171,26 @@ def pip(place: Path, arguments: list[str], trouble: str, seconds: float = 0.0) -
         stop(f"setup: pip {trouble} (see above); check the network and run make again")
 
 
-def fill(place: Path, names: list[str]) -> None:
+def fill(folder: Path, names: list[str]) -> None:
     """Installs the lists that are not installed yet, in one run of pip."""
-    missing = [name for name in names if not stamp(place, name).exists()]
+    missing = [name for name in names if not stamp(folder, name).exists()]
     if not missing:
         return
     megabytes = sum(COST[name][0] for name in missing)
     seconds = sum(COST[name][1] for name in missing)
     print(
-        f"setup: installing {', '.join(missing)} into {place.name}: up to {megabytes} MB to fetch, about {seconds} s",
+        f"setup: installing {', '.join(missing)} into {folder.name}: up to {megabytes} MB to fetch, about {seconds} s",
         flush=True,
     )
     began = time.monotonic()
     arguments = ["--no-compile"]  # only one file of ten is ever imported
     for name in missing:
         arguments += ["-r", str(LISTS / f"{name}.txt")]
-    pip(place, arguments, f"could not install {', '.join(missing)}", seconds)
+    pip(folder, arguments, f"could not install {', '.join(missing)}", seconds)
     for name in missing:
-        for old in place.glob(f".installed-{name}-*"):
+        for old in folder.glob(f".installed-{name}-*"):
             old.unlink()
-        stamp(place, name).touch()
+        stamp(folder, name).touch()
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -30,7 +30,7 @@ SYSTEM_HEADERS = (
 FORBIDDEN_CALLS: dict[str, str] = {
     # Our own functions may have the same short names. System functions are called with a leading ::.
     r"(?<![\w.>:])((::)?(socket|accept4|getaddrinfo)|::(connect|accept|bind|listen))\s*\(": "the core opens no socket",
-    r"(?<!\w)(getenv|setenv|secure_getenv)\s*\(": "the core knows no environment",
+    r"(?<!\w)(getenv|setenv|secure_getenv)\s*\(": "the core reads no environment",
     r"(?<![\w.>:])(::)?(fork|vfork|system|popen|execve?|execvp|posix_spawn)\s*\(": "the core starts no process",
     r"(?<!\w)(std::cerr|std::cout|stderr|stdout)(?!\w)": "the core writes nothing for people; it posts events",
     r"(?<![\w.>:])(::)?(abort|exit|_exit|terminate)\s*\(": "the core never ends the process",
@@ -39,8 +39,8 @@ FORBIDDEN_CALLS: dict[str, str] = {
 # Python: a room (a folder or a file of src/farandole, or one inside a room) and the rooms it may import. A line for
 # something inside a room is a separate room: "engine" does not mean "engine/interface". Not import-linter: its layers
 # are one order. A set for each room would need as many contracts, each with all the rooms that are not in the set.
-_WORDS = {"base", "engine/interface"}
-_WORLD = _WORDS | {"engine", "rendezvous", "world", "world/groups"}
+_TYPES = {"base", "engine/interface"}
+_WORLD = _TYPES | {"engine", "rendezvous", "world", "world/groups"}
 _OPERATIONS = _WORLD | {"operations"}
 _FRAMEWORK = _OPERATIONS | {"operations/arrays", "bindings", "bindings/private", "elastic"}
 # Files of Keras's binding that TensorFlow's binding uses too. Keras's binding is above it and uses all frameworks.
@@ -52,17 +52,17 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "autoload": set(),  # the import of torch runs it, and it loads no other file of the package
     "observe": set(),
     "engine/interface": {"base"},
-    "engine/specification": _WORDS,
-    "engine": _WORDS | {"engine/specification", "observe"},
+    "engine/specification": _TYPES,
+    "engine": _TYPES | {"engine/specification", "observe"},
     "engine/cuda": {"base", "engine"},
     "rendezvous": {"base"},
     "rendezvous/elastic": {"base", "rendezvous"},
     "clusters": {"base", "rendezvous"},
-    "world/groups": _WORDS,
-    "world/observe": _WORDS,
-    "world/tuning": _WORDS,
+    "world/groups": _TYPES,
+    "world/observe": _TYPES,
+    "world/tuning": _TYPES,
     "world": _WORLD | {"observe", "world/observe", "world/tuning", "rendezvous/elastic", "clusters"},
-    "operations/arrays": _WORDS,
+    "operations/arrays": _TYPES,
     "operations": _OPERATIONS | {"operations/arrays"},
     # Shared by the framework bindings. Only the files for private names know frameworks.
     "bindings/private": {"base"},
@@ -107,8 +107,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     },
 }
 
-# Only rooms named after a framework may import it.
-# A framework that is built on another one may import that one too.
+# Only the room that is named after a framework may import that framework. If a framework is built on another one, its
+# room may import the other one too.
 BUILT_ON = {
     "bindings/private": {"torch", "pyspark"},
     "keras": {"torch"},
@@ -139,7 +139,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "core/link/chaos.cc": "the test-only library: defines the chaos functions of the C interface",
     },
     "ctypes": {
-        "src/farandole/jax/compiled/__init__.py": "JAX's own way to be told of a compiled function",
+        "src/farandole/jax/compiled/__init__.py": "JAX's own way to register a compiled function",
         "src/farandole/launch/spawn.py": "workers die with their launcher; only ctypes can call prctl",
         "src/farandole/mxnet/access.py": "only MXNet's C interface tells where an array lies",
     },
@@ -149,18 +149,18 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "src/farandole/horovod_names/env.py": "Horovod's `env`: its callers ask what variables say",
         "src/farandole/horovod_names/http_server.py": "the key of ranks that its caller starts",
         "src/farandole/horovod_names/launch.py": "the command line gets it as an argument",
-        "src/farandole/horovod_names/safe_shell_exec.py": "what commands get; it reads no setting",
-        "src/farandole/ray/worker.py": "an actor is a rank: its place is put where ranks look for it",
-        "src/farandole/spark/task.py": "Spark's own worker: what it has, ranks get; it reads no setting",
-        "src/farandole/tools/bench/processes.py": "they get what a job would get; it reads no setting",
-        "src/farandole/tools/doctor.py": "its probes get what a job would get; it reads no setting",
+        "src/farandole/horovod_names/safe_shell_exec.py": "passes variables to commands; it reads no setting",
+        "src/farandole/ray/worker.py": "an actor is a rank: sets the variables that ranks read",
+        "src/farandole/spark/task.py": "passes the variables of Spark's worker to ranks; it reads no setting",
+        "src/farandole/tools/bench/processes.py": "passes variables to programs as a job would; it reads no setting",
+        "src/farandole/tools/doctor.py": "passes variables to its probes as a job would; it reads no setting",
     },
     "framework": {
         "src/farandole/clusters/torch_store.py": "torchrun's own store; loaded only in a job of torchrun",
     },
     "import-by-name": {
-        "src/farandole/autoload.py": "what stands behind a name is loaded when the name is used",
-        "src/farandole/base/named.py": "the one place that does",
+        "src/farandole/autoload.py": "the module of a name is loaded when the name is used",
+        "src/farandole/base/named.py": "the only file that does",
         "src/farandole/tools/bench/inside/libraries.py": "runs where this package may not be",
     },
     "pickle": {
@@ -170,15 +170,15 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "process": {
         "src/farandole/bindings/compiled/__init__.py": "the compiler, once per framework; ends before the call returns",
-        "src/farandole/tools/bench/processes.py": "peers and yardsticks do not run under what is measured",
+        "src/farandole/tools/bench/processes.py": "other libraries must not run under the launcher that is measured",
     },
     "socket": {
         "src/farandole/engine/reference_links.py": "wraps the descriptors that rendezvous/ connected; opens none",
-        "src/farandole/tools/bench/inside/stream.py": "plain TCP, the yardstick; runs in a measurement alone",
+        "src/farandole/tools/bench/inside/stream.py": "plain TCP, for comparison; runs only in a measurement",
     },
     "system-call": {
         "core/link/chaos.cc": "the test-only library: stops and kills its own process on purpose",
-        "core/python/engine.cc": "is told of forks; copies and closes descriptors that Python hands over",
+        "core/python/engine.cc": "has a callback for forks; copies and closes descriptors that Python hands over",
         "core/python/heartbeat.cc": "copies descriptors that Python hands over; ends nothing in a child",
         "core/python/library.cc": "opens the core, which is no part of the extension",
         "core/python/operations.cc": "finds the operations that a framework has loaded",

@@ -114,12 +114,12 @@ class Background:
                 stage = self._waiting.pop(0)
                 self._title = stage.title
                 began = time.monotonic()
-                said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+                output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
                 self._running = subprocess.Popen(
                     [*idle, *(str(part) for part in stage.command)],
                     cwd=ROOT,
                     env={**os.environ, **(stage.environment or {})},
-                    stdout=said,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
@@ -128,10 +128,10 @@ class Background:
                 self._running, self._title = None, ""
                 self._ended.notify_all()
                 if result.code != 0 and not self._stopped:
-                    said.seek(0)
-                    print(f"\n{stage.title}:\n{said.read().decode(errors='replace')}", flush=True)
+                    output.seek(0)
+                    print(f"\n{stage.title}:\n{output.read().decode(errors='replace')}", flush=True)
                 self.results.append(result)
-            said.close()
+            output.close()
 
 
 def run(stages: Sequence[Stage]) -> int:
@@ -143,7 +143,10 @@ def run(stages: Sequence[Stage]) -> int:
     began_all = time.monotonic()
     try:
         for number, stage in enumerate(stages, 1):
-            print(f"\n[{number}/{len(stages)}] {stage.title}{' (beside the next ones)' * stage.background}", flush=True)
+            print(
+                f"\n[{number}/{len(stages)}] {stage.title}{' (runs while the next stages run)' * stage.background}",
+                flush=True,
+            )
             if stage.background:
                 background.add(stage)
                 continue

@@ -36,12 +36,12 @@ def selection(files: dict[str, str]) -> str:
     return " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
 
 
-def again(place: str, files: dict[str, str]) -> Stage:
+def again(environment: str, files: dict[str, str]) -> Stage:
     """The stage that runs the chosen tests of each file in this environment: one of those in build/, or .venv."""
-    python = APART[place] / "bin" / "python" if place in APART else PYTHON
+    python = APART[environment] / "bin" / "python" if environment in APART else PYTHON
     command: list[str | Path] = [python, *PYTEST[1:], "-n", "2", "--dist", "loadgroup", "-k", selection(files)]
     paths = [f"tests/frameworks/{file}" for file in files]
-    return Stage(f"Python: on {place}", [*command, *paths], environment=QUIET, after=NEWEST_TORCH)
+    return Stage(f"Python: on {environment}", [*command, *paths], environment=QUIET, after=NEWEST_TORCH)
 
 
 def stages(packages: list[str]) -> list[Stage]:

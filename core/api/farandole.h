@@ -36,21 +36,21 @@ uint64_t farandole_wire(void);
 #define FARANDOLE_ALGORITHMS(X)                                                                                     \
   X(automatic, AUTO, 0) X(ring, RING, 1) X(direct, DIRECT, 2) X(doubling, DOUBLING, 3) X(tree, TREE, 4)
 /* clang-format on */
-#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_CODE_##NAME = number,
-enum farandole_code { FARANDOLE_CODES(FARANDOLE_ENUMERATOR) };
-#undef FARANDOLE_ENUMERATOR
-#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_KIND_##NAME = number,
-enum farandole_kind { FARANDOLE_KINDS(FARANDOLE_ENUMERATOR) };
-#undef FARANDOLE_ENUMERATOR
-#define FARANDOLE_ENUMERATOR(name, NAME, number, bytes) FARANDOLE_DTYPE_##NAME = number,
-enum farandole_dtype { FARANDOLE_DTYPES(FARANDOLE_ENUMERATOR) };
-#undef FARANDOLE_ENUMERATOR
-#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_OP_##NAME = number,
-enum farandole_op { FARANDOLE_OPS(FARANDOLE_ENUMERATOR) };
-#undef FARANDOLE_ENUMERATOR
-#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_ALGORITHM_##NAME = number,
-enum farandole_algorithm { FARANDOLE_ALGORITHMS(FARANDOLE_ENUMERATOR) };
-#undef FARANDOLE_ENUMERATOR
+#define FARANDOLE_CODE(name, NAME, number) FARANDOLE_CODE_##NAME = number,
+#define FARANDOLE_KIND(name, NAME, number) FARANDOLE_KIND_##NAME = number,
+#define FARANDOLE_DTYPE(name, NAME, number, bytes) FARANDOLE_DTYPE_##NAME = number,
+#define FARANDOLE_OP(name, NAME, number) FARANDOLE_OP_##NAME = number,
+#define FARANDOLE_ALGORITHM(name, NAME, number) FARANDOLE_ALGORITHM_##NAME = number,
+enum farandole_code { FARANDOLE_CODES(FARANDOLE_CODE) };
+enum farandole_kind { FARANDOLE_KINDS(FARANDOLE_KIND) };
+enum farandole_dtype { FARANDOLE_DTYPES(FARANDOLE_DTYPE) };
+enum farandole_op { FARANDOLE_OPS(FARANDOLE_OP) };
+enum farandole_algorithm { FARANDOLE_ALGORITHMS(FARANDOLE_ALGORITHM) };
+#undef FARANDOLE_CODE
+#undef FARANDOLE_KIND
+#undef FARANDOLE_DTYPE
+#undef FARANDOLE_OP
+#undef FARANDOLE_ALGORITHM
 
 /* Functions that return int return a code unless they say otherwise. */
 

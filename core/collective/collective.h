@@ -19,7 +19,7 @@ namespace farandole::collective {
 // The values are part of the C interface.
 enum class Algorithm : std::uint8_t { automatic = 0, ring = 1, direct = 2, doubling = 3, tree = 4 };
 
-// What a collective needs. One per collective; everything it points to lives longer.
+// What a collective needs. One per collective. What it points to must exist until the collective ends.
 struct Context {
   const Topology* topology = nullptr;
   link::Messenger* messenger = nullptr;

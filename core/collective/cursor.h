@@ -17,7 +17,7 @@ class Cursor {
   explicit Cursor(const Pieces& pieces)
       : piece_(pieces.list().data()), end_(pieces.list().data() + pieces.list().size()) {}
 
-  // Its address, and how many bytes follow there contiguously; 0 at the end.
+  // The address of the position, and how many bytes are contiguous from there on; 0 at the end.
   std::byte* data() const { return piece_->data + offset_; }
   std::size_t run() const { return piece_ == end_ ? 0 : piece_->bytes - offset_; }
 

@@ -24,7 +24,7 @@ class Exchange {
   // The same, but only as far as they exist: `allowed` is the number of leading bytes that may go; it grows while this
   // runs.
   void send(int reader, Cursor from, std::size_t bytes, const std::size_t* allowed);
-  // As the first; in the same pass the bytes are also copied to `also`.
+  // Like the first; in the same pass it also copies the bytes to `also`.
   void send(int reader, Cursor from, std::size_t bytes, Cursor also);
   // Reads `bytes` from a ring of `writer` into `to`.
   void receive(int writer, bool from_everyone, Cursor to, std::size_t bytes);

@@ -129,7 +129,7 @@ class DirectRound {
   bool over() const { return finished(others_); }
 
   std::size_t rounds() const { return (slices_.each + chunk_ - 1) / chunk_; }
-  // Of the first `count` rounds.
+  // The sum over the first `count` rounds.
   std::size_t bytes_of(std::size_t count) const {
     std::size_t sum = 0;
     for (int owner = 0; owner < party_.size(); ++owner) sum += std::min(slices_.size(owner), count * chunk_);

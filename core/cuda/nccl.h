@@ -1,5 +1,5 @@
-// The functions of NCCL (libnccl.so.2) that the core may call, with the versions that brought them; RCCL has the same.
-// Touches base/, os/ and cuda/driver.h; written from the documented binary interface, without NCCL's header.
+// The functions of NCCL (libnccl.so.2) that the core may call, with the first version that has each; RCCL has the same
+// functions. Touches base/, os/ and cuda/driver.h; written from the documented binary interface, without NCCL's header.
 #pragma once
 
 #include <climits>
@@ -23,8 +23,8 @@ enum class NcclResult : int {
 struct UniqueId {
   char bytes[128];
 };
-// The configuration as NCCL 2.18 had it. Newer ones take their own defaults for what came later, because `size` and
-// `version` tell them which one this is.
+// The configuration of NCCL 2.18. Newer versions use defaults for the fields that were added later, because `size` and
+// `version` say which version of the configuration this is.
 struct CommConfig {
   std::size_t size = sizeof(CommConfig);
   unsigned magic = 0xcafebeef;

@@ -22,10 +22,10 @@ using LocalPeers = std::map<int, std::unique_ptr<link::LocalPeer>>;  // by rank,
 class Driven {
  public:
   virtual ~Driven() = default;
-  virtual bool pass(std::int64_t now) = 0;         // one pass over everything; true when anything moved
+  virtual bool pass(std::int64_t now) = 0;         // one pass over everything; true when it made progress
   virtual bool busy() const = 0;                   // something is under way
   virtual bool waits_for_network() const = 0;      // what is under way needs other hosts
-  virtual bool has_news() = 0;                     // another thread or rank may not have known that no thread drives
+  virtual bool has_news() = 0;                     // something has arrived while no thread was driving
   virtual std::int64_t next_deadline() const = 0;  // when to make a pass even without events; kNever
   virtual void fail(Error error) = 0;              // a pass has thrown; throws nothing
 };
@@ -38,7 +38,7 @@ class Driver {
  public:
   enum class Thread { engine, user };  // which thread drives
 
-  // Everything given here lives longer.
+  // All arguments must exist longer than the driver.
   Driver(Driven& driven, const os::Poller& poller, link::StatusPage& status_page, const LocalPeers& local_peers,
          std::atomic<std::int64_t>& wake_ups, bool oversubscribed, std::int64_t spin_ns);
 

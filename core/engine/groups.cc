@@ -26,7 +26,7 @@ const Topology* Groups::topology(std::uint32_t id) const {
   return found == all_.end() ? nullptr : &found->second;
 }
 
-// As for control frames: an unknown process set was removed here meanwhile, or will be created.
+// As with control frames: if the process set is unknown, this rank has removed it, or will create it.
 bool Groups::may_send(int peer, std::uint32_t id) const {
   const Topology* known = topology(id);
   if (known == nullptr) return id < kLastMemberGroup;

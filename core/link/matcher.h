@@ -70,7 +70,7 @@ class Matcher {
     bool announced = false;        // it was announced, and this rank has not answered
     bool complete() const { return begun && arrived == total; }
   };
-  // All that waits with one tag.
+  // The sends and receives with one tag that wait.
   struct TagQueues {
     Queue<Message*> sends;        // only the first is being sent
     Queue<std::uint64_t> grants;  // the sizes of grants that no send has used yet
@@ -85,7 +85,7 @@ class Matcher {
     }
   };
   static_assert(sizeof(TagQueues) <= 144,
-                "a frame of 48 bytes from a peer can make this rank allocate one, so it must stay small");
+                "a frame of 48 bytes from a peer can make this rank allocate a TagQueues, so it must stay small");
 
   bool needs_grant(std::uint64_t bytes) const { return bytes > options_.eager_bytes; }
   void send_frame(wire::FrameType type, Tag tag, std::uint64_t total);

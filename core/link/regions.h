@@ -1,4 +1,4 @@
-// Regions: memory that a rank shares with its local peers, which may read and write it in address.
+// Regions: memory that a rank shares with its local peers, which may read and write it in place.
 // Touches os/.
 #pragma once
 

@@ -128,7 +128,7 @@ std::byte* Rings::claim(int ring) {
       if (reader == me_) continue;
       const Counter& counter = tail(files_[size(reader)], shape_, me_, ring == everyone);
       const std::uint64_t read = counter.count.load(std::memory_order_acquire);
-      if (read < counters.other || read > counters.mine) throw broken(reader, "an impossible counter");
+      if (read < counters.other || read > counters.mine) throw broken(reader, "a counter that is out of range");
       slowest = std::min(slowest, read);
     }
     counters.other = slowest;
@@ -159,7 +159,7 @@ const std::byte* Rings::peek(int writer, bool from_everyone, std::uint64_t stamp
     const std::uint64_t published = head(file, shape_, index)->load(std::memory_order_acquire);
     if (published == counters.mine) return nullptr;
     if (published - counters.mine > static_cast<std::uint64_t>(shape_.slots))
-      throw broken(writer, "an impossible counter");
+      throw broken(writer, "a counter that is out of range");
     counters.other = published;
   }
   if (stamp_of(file, shape_, index, counters.mine).load(std::memory_order_relaxed) != stamp)

@@ -56,13 +56,8 @@ Bucket answer_for(const Bucket& bucket, int member, int members) {
   answer.postscale = bucket.postscale;
   const auto me = static_cast<std::size_t>(member), all = static_cast<std::size_t>(members);
   for (const Item& item : bucket.items) {
-    Item& mine = answer.items.emplace_back();
-    mine.name = item.name;
-    mine.unnamed = item.unnamed;
-    mine.dtype = item.dtype;
-    mine.shape = item.shape;
-    mine.rows = item.rows;
-    mine.digest = item.digest;
+    Item& mine = answer.items.emplace_back(
+        Item{item.name, item.unnamed, item.dtype, item.shape, {}, {}, item.rows, item.digest});
     mine.splits.reserve(2 * all);
     for (std::size_t to = 0; to < all; ++to) mine.splits.push_back(item.splits[me * all + to]);
     for (std::size_t from = 0; from < all; ++from) mine.splits.push_back(item.splits[from * all + me]);

@@ -57,7 +57,7 @@ bool plannable(const Bucket& bucket) {
   return bucket.kind <= Kind::reducescatter && !bucket.error.failed() && bucket.joined == 0 && !bucket.items.empty();
 }
 
-// A plan with a part of a bundle would let the rest of it wait for ever.
+// A plan with a part of a bundle would leave the rest of it waiting without end.
 bool whole_bundles(const std::vector<Planned>& buckets, std::size_t begin) {
   std::map<std::string, std::uint32_t> missing;
   for (std::size_t b = begin; b < buckets.size(); ++b) {

@@ -24,7 +24,7 @@ class Poller {
   void add(int fd, std::uint64_t key, bool writable = false);
   void change(int fd, std::uint64_t key, bool writable);
   void remove(int fd);
-  // -1 waits for ever. Returns the events that are ready now; empty on a signal.
+  // -1: without a time limit. Returns the events that are ready now; empty on a signal.
   const std::vector<Event>& wait(int timeout_ms, std::vector<Event>& events) const;
 
  private:
@@ -32,7 +32,7 @@ class Poller {
 };
 
 // Wakes a thread of this process through an eventfd. No other process may have the eventfd: O_NONBLOCK is shared with
-// it, and clearing that flag would make the next notify() block for ever.
+// it, and clearing that flag would make the next notify() block without end.
 class Wakeup {
  public:
   Wakeup();

@@ -105,8 +105,8 @@ PyObject* shut_down(const Engine* self);  // sets the exception and returns null
 void destroy_if_unused(Engine* self);
 bool forked(const Engine* self);
 
-// Numbers of a request: few lie here, many elsewhere.
-class Words {
+// Memory for the numbers of a request: a few lie in this object, more are allocated.
+class Numbers {
  public:
   std::int64_t* take(std::size_t count);  // null with an error set when there is no memory
 
@@ -138,25 +138,26 @@ class Packed {
   PyObject* kept() const { return kept_.get(); }
 
  private:
-  bool read_memory(PyObject* given);
+  bool read_memory(PyObject* args);
   bool read_splits(PyObject* splits);
   bool read_pieces(PyObject* pieces);
   bool keep(PyObject* request);
-  Words words_;
+  Numbers numbers_;
   Ref name_;
   Ref kept_;
   std::array<Ref, 3> exports_;  // of the input, the output and the pieces, until `kept_` has them
 };
-// Of None, a Span, an object with a buffer, an array, or an object with DLPack. `words`: where the shape goes.
-bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory);
+// Reads the memory of None, a Span, an object with a buffer, an array, or an object with DLPack. `numbers`: gets the
+// shape.
+bool read_memory(PyObject* object, bool writable, Numbers& numbers, Memory& memory);
 
 // Memory of the core under a Python array; released when the array and its views are gone.
 PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t bytes);
 
 // The outcome of `handle` as a Python object. The handle is released, unless its memory is lent to an array.
 PyObject* take_outcome(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
-// Raises `type(text, **named)`; returns null.
-PyObject* raise(PyObject* type, Ref words, Ref named);
+// Raises `type(text, **attributes)`; returns null.
+PyObject* raise(PyObject* type, Ref text, Ref attributes);
 // Sets the exception for a caller that was compiled against another header; `theirs` is 0 when it does not say.
 void other_build(const char* what, std::uint64_t theirs, const char* remedy);
 // Sets the exception for a code of the core; returns null.

@@ -59,9 +59,9 @@ PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
   if (name.get() == Py_None) name = Ref(PyUnicode_FromString("(unnamed)"));
   char time[32];
   PyOS_snprintf(time, sizeof time, "%g", seconds);
-  Ref words(PyUnicode_FromFormat(kind ? "%U %U was not done after %s s" : "%U%U was not done after %s s", title.get(),
-                                 name.get(), time));
-  return raise(package.timeout, std::move(words), Ref(Py_BuildValue("{s:d}", "seconds", seconds)));
+  Ref text(PyUnicode_FromFormat(kind ? "%U %U was not done after %s s" : "%U%U was not done after %s s", title.get(),
+                                name.get(), time));
+  return raise(package.timeout, std::move(text), Ref(Py_BuildValue("{s:d}", "seconds", seconds)));
 }
 
 PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool passive) {
@@ -121,9 +121,9 @@ PyObject* wait_longer(Engine* self, ActiveCall& active, std::int64_t handle, PyO
   return wait_for(self, handle, -1, false);
 }
 
-PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+PyObject* wait(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Arguments<3> arguments;
-  if (!arguments.read("wait", {"handle", "timeout", "passive"}, 1, given, places, named)) return nullptr;
+  if (!arguments.read("wait", {"handle", "timeout", "passive"}, 1, args, nargs, kwnames)) return nullptr;
   long long handle = 0;
   double seconds = -1;
   if (!read_number(arguments[0], handle)) return nullptr;
@@ -135,9 +135,9 @@ PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
   return passive < 0 ? nullptr : wait_for(engine_of(object), handle, seconds, passive != 0);
 }
 
-PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+PyObject* poll(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Arguments<2> arguments;
-  if (!arguments.read("poll", {"handle", "seconds"}, 1, given, places, named)) return nullptr;
+  if (!arguments.read("poll", {"handle", "seconds"}, 1, args, nargs, kwnames)) return nullptr;
   Engine* self = engine_of(object);
   long long handle = 0;
   double seconds = 0;
@@ -157,9 +157,9 @@ PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
   return PyBool_FromLong(state);
 }
 
-PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+PyObject* submit(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Arguments<3> arguments;
-  if (!arguments.read("submit", {"requests", "bundle", "prompt"}, 1, given, places, named)) return nullptr;
+  if (!arguments.read("submit", {"requests", "bundle", "prompt"}, 1, args, nargs, kwnames)) return nullptr;
   Ref requests(PySequence_Tuple(arguments[0]));  // a copy, so that nobody changes it meanwhile
   if (!requests) return nullptr;
   const int bundle = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);

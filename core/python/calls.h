@@ -6,14 +6,14 @@
 
 namespace farandole::python {
 
-PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named);
+PyObject* submit(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames);
 PyObject* run(PyObject* object, PyObject* request);
-PyObject* prepare(PyObject* object, PyObject* const* given, Py_ssize_t places);
-PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named);
-PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named);
+PyObject* prepare(PyObject* object, PyObject* const* args, Py_ssize_t nargs);
+PyObject* wait(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames);
+PyObject* poll(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames);
 
 // The memory of an operation is kept until its outcome is taken. Returns the handle as an object, or null with an error
-// set when out of memory: then the memory is kept for ever, because the core uses it.
+// set when out of memory: then the memory is never freed, because the core uses it.
 Ref keep(Engine* self, std::int64_t handle, PyObject* kept);
 // The request in what is kept: the first entry of a tuple, or the object itself.
 inline PyObject* request_in(PyObject* kept) { return PyTuple_CheckExact(kept) ? PyTuple_GetItem(kept, 0) : kept; }

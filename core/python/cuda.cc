@@ -24,7 +24,7 @@ bool read_places(PyObject* list, std::vector<farandole_place>& places) {
 }
 
 // A path may have bytes that are not UTF-8; they are kept as Python keeps them in file names.
-PyObject* text(const char* words) { return PyUnicode_DecodeFSDefault(words); }
+PyObject* text(const char* bytes) { return PyUnicode_DecodeFSDefault(bytes); }
 
 PyObject* facts_of(const farandole_device& device) {
   return Py_BuildValue("{s:N,s:s,s:L,s:(ii),s:i,s:i,s:i,s:i,s:i}", "name", text(device.name), "uuid", device.uuid,

@@ -22,9 +22,9 @@ unsigned forks = 0;  // the number of forks between the process that loaded the 
 // The result of a call that returns only a code.
 PyObject* checked(const Engine* self, const char* doing, int code) {
   if (code == kOk) Py_RETURN_NONE;
-  char words[256];
-  PyOS_snprintf(words, sizeof words, "%s failed with code %d", doing, code);
-  return fail(self, code, words);
+  char text[256];
+  PyOS_snprintf(text, sizeof text, "%s failed with code %d", doing, code);
+  return fail(self, code, text);
 }
 
 // --- life ------------------------------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ PyObject* engine_new(PyTypeObject* type, PyObject*, PyObject*) {
   return self->pending == nullptr ? nullptr : owner.give();
 }
 
-bool read_hosts(PyObject* given, std::unique_ptr<std::int32_t[]>& hosts, std::int32_t& count) {
-  const Py_ssize_t size = PySequence_Size(given);
+bool read_hosts(PyObject* args, std::unique_ptr<std::int32_t[]>& hosts, std::int32_t& count) {
+  const Py_ssize_t size = PySequence_Size(args);
   if (size < 0) return false;
   if (size <= std::numeric_limits<std::int32_t>::max())
     hosts.reset(new (std::nothrow) std::int32_t[static_cast<std::size_t>(size)]);
@@ -51,13 +51,13 @@ bool read_hosts(PyObject* given, std::unique_ptr<std::int32_t[]>& hosts, std::in
   }
   count = static_cast<std::int32_t>(size);
   for (Py_ssize_t i = 0; i < size; ++i) {
-    Ref item(PySequence_GetItem(given, i));
+    Ref item(PySequence_GetItem(args, i));
     if (!item || !read_number(item.get(), hosts[static_cast<std::size_t>(i)])) return false;
   }
   return true;
 }
 
-int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
+int engine_init(PyObject* object, PyObject* arguments, PyObject* kwargs) {
   Engine* self = engine_of(object);
   farandole_options options{};
   options.interface = FARANDOLE_INTERFACE;
@@ -66,16 +66,16 @@ int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
       "plan_capacity", "flush_us", "spin_us",      "stall_note_ms", "stall_warning_ms",    "stall_shutdown_ms",
       "slot_bytes",    "slots",    "fuse_bundles", "chunk_bytes",   "tcp_streams",         "record",
       nullptr};
-  PyObject *library = nullptr, *given = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iOI$iLLLLLLLLiiLii", const_cast<char**>(keywords), library_type,
-                                   &library, &options.rank, &given, &options.generation, &options.allreduce_algorithm,
-                                   &options.fusion_threshold, &options.plan_capacity, &options.flush_us,
-                                   &options.spin_us, &options.stall_note_ms, &options.stall_warning_ms,
-                                   &options.stall_shutdown_ms, &options.slot_bytes, &options.slots,
-                                   &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams, &options.record))
+  PyObject *library = nullptr, *args = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(
+          arguments, kwargs, "O!iOI$iLLLLLLLLiiLii", const_cast<char**>(keywords), library_type, &library,
+          &options.rank, &args, &options.generation, &options.allreduce_algorithm, &options.fusion_threshold,
+          &options.plan_capacity, &options.flush_us, &options.spin_us, &options.stall_note_ms,
+          &options.stall_warning_ms, &options.stall_shutdown_ms, &options.slot_bytes, &options.slots,
+          &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams, &options.record))
     return -1;
   std::unique_ptr<std::int32_t[]> hosts;
-  if (!read_hosts(given, hosts, options.size)) return -1;
+  if (!read_hosts(args, hosts, options.size)) return -1;
   options.hosts = hosts.get();
   if (self->engine != nullptr) {
     PyErr_SetString(PyExc_TypeError, "an engine is made once");
@@ -119,10 +119,10 @@ void engine_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-PyObject* start(PyObject* object, PyObject* given) {
+PyObject* start(PyObject* object, PyObject* args) {
   Engine* self = engine_of(object);
   double seconds = 0;
-  if (!read_real(given, seconds)) return nullptr;
+  if (!read_real(args, seconds)) return nullptr;
   const double deadline = now() + seconds;
   while (true) {
     ActiveCall active(self);
@@ -140,9 +140,9 @@ PyObject* start(PyObject* object, PyObject* given) {
   }
 }
 
-PyObject* leave(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+PyObject* leave(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Arguments<1> arguments;
-  if (!arguments.read("leave", {"linger"}, 0, given, places, named)) return nullptr;
+  if (!arguments.read("leave", {"linger"}, 0, args, nargs, kwnames)) return nullptr;
   double linger = 2.0;
   if (arguments[0] != nullptr && !read_real(arguments[0], linger)) return nullptr;
   Engine* self = engine_of(object);
@@ -266,9 +266,9 @@ PyObject* tuning(PyObject* object, PyObject*) {
                        static_cast<long long>(values[4]));
 }
 
-PyObject* trace(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+PyObject* trace(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Arguments<2> arguments;
-  if (!arguments.read("trace", {"on", "mark_plans"}, 1, given, places, named)) return nullptr;
+  if (!arguments.read("trace", {"on", "mark_plans"}, 1, args, nargs, kwnames)) return nullptr;
   const int on = PyObject_IsTrue(arguments[0]), mark = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
   Engine* self = engine_of(object);
   ActiveCall active(self);

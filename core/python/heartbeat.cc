@@ -16,12 +16,12 @@ struct Heartbeat {
   pid_t process;
 };
 
-PyObject* heartbeat_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+PyObject* heartbeat_new(PyTypeObject* type, PyObject* arguments, PyObject* kwargs) {
   static const char* const keywords[] = {"library", "mine", "theirs", "beat_ms", nullptr};
   PyObject* library = nullptr;
   int mine = -1, theirs = -1;
   long long beat_ms = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iiL", const_cast<char**>(keywords), library_type, &library,
+  if (!PyArg_ParseTupleAndKeywords(arguments, kwargs, "O!iiL", const_cast<char**>(keywords), library_type, &library,
                                    &mine, &theirs, &beat_ms))
     return nullptr;
   auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));

@@ -12,11 +12,11 @@ PyTypeObject* library_type = nullptr;
 namespace {}  // namespace
 
 void other_build(const char* what, std::uint64_t theirs, const char* remedy) {
-  char words[1200];
-  PyOS_snprintf(words, sizeof words,
+  char text[1200];
+  PyOS_snprintf(text, sizeof text,
                 "%s is %016llx, that of the extension module is %016llx: they are of different builds; %s", what,
                 static_cast<unsigned long long>(theirs), static_cast<unsigned long long>(FARANDOLE_INTERFACE), remedy);
-  PyErr_SetString(PyExc_ImportError, words);
+  PyErr_SetString(PyExc_ImportError, text);
 }
 
 namespace {
@@ -35,10 +35,10 @@ const farandole_functions* open_core(const char* path) {
   return found;
 }
 
-PyObject* library_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+PyObject* library_new(PyTypeObject* type, PyObject* arguments, PyObject* kwargs) {
   static const char* const keywords[] = {"path", nullptr};
   const char* path = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, named, "s", const_cast<char**>(keywords), &path)) return nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, kwargs, "s", const_cast<char**>(keywords), &path)) return nullptr;
   const farandole_functions* core = open_core(path);
   if (core == nullptr) return nullptr;
   auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
@@ -63,10 +63,10 @@ PyObject* add(PyObject* self, PyObject* arguments) {
   int dtype = 0;
   PyObject *left = nullptr, *right = nullptr, *out = nullptr;
   if (!PyArg_ParseTuple(arguments, "iOOO", &dtype, &left, &right, &out)) return nullptr;
-  Words words;
+  Numbers numbers;
   Memory memory[3];
-  if (!read_memory(left, false, words, memory[0]) || !read_memory(right, false, words, memory[1]) ||
-      !read_memory(out, true, words, memory[2]))
+  if (!read_memory(left, false, numbers, memory[0]) || !read_memory(right, false, numbers, memory[1]) ||
+      !read_memory(out, true, numbers, memory[2]))
     return nullptr;
   if (element_bytes(dtype) == 0) {
     PyErr_Format(PyExc_ValueError, "the kernel knows no data type %d", dtype);

@@ -16,8 +16,8 @@ bool not_contiguous() {
   return false;
 }
 
-bool keep_shape(const std::int64_t* shape, int dimensions, Words& words, Memory& memory) {
-  std::int64_t* kept = words.take(static_cast<std::size_t>(dimensions));
+bool keep_shape(const std::int64_t* shape, int dimensions, Numbers& numbers, Memory& memory) {
+  std::int64_t* kept = numbers.take(static_cast<std::size_t>(dimensions));
   if (kept == nullptr) return false;
   std::copy(shape, shape + dimensions, kept);
   memory.shape = kept;
@@ -25,13 +25,13 @@ bool keep_shape(const std::int64_t* shape, int dimensions, Words& words, Memory&
   return true;
 }
 
-bool keep_shape(PyObject* shape, Words& words, Memory& memory) {
+bool keep_shape(PyObject* shape, Numbers& numbers, Memory& memory) {
   const Py_ssize_t dimensions = PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
   if (dimensions < 0) {
     PyErr_SetString(PyExc_TypeError, "a shape is a tuple");
     return false;
   }
-  std::int64_t* kept = words.take(static_cast<std::size_t>(dimensions));
+  std::int64_t* kept = numbers.take(static_cast<std::size_t>(dimensions));
   if (kept == nullptr) return false;
   for (Py_ssize_t i = 0; i < dimensions; ++i) {
     long long number = 0;
@@ -48,14 +48,14 @@ bool read_address(PyObject* number, Memory& memory) {
   return memory.address != nullptr || !PyErr_Occurred();
 }
 
-bool read_span(PyObject* span, Words& words, Memory& memory) {
+bool read_span(PyObject* span, Numbers& numbers, Memory& memory) {
   Ref address(PyObject_GetAttr(span, names.address)), shape(PyObject_GetAttr(span, names.shape));
-  return address && shape && read_address(address.get(), memory) && keep_shape(shape.get(), words, memory);
+  return address && shape && read_address(address.get(), memory) && keep_shape(shape.get(), numbers, memory);
 }
 
 // For NumPy arrays the export ends at once: the request keeps the array, and its memory does not move. Memory of other
 // objects may move without an export: bytearrays grow, mappings are closed.
-bool read_buffer(PyObject* object, bool writable, Words& words, Memory& memory) {
+bool read_buffer(PyObject* object, bool writable, Numbers& numbers, Memory& memory) {
   if (!PyObject_TypeCheck(object, package.ndarray)) {
     memory.held = Ref(PyMemoryView_FromObject(object));
     if (!memory.held) return false;
@@ -69,11 +69,11 @@ bool read_buffer(PyObject* object, bool writable, Words& words, Memory& memory) 
   const int dimensions = view.ndim;
   for (int i = 0; i < dimensions; ++i) shape[i] = view.shape == nullptr ? view.len : view.shape[i];
   PyBuffer_Release(&view);
-  return keep_shape(shape, dimensions, words, memory);
+  return keep_shape(shape, dimensions, numbers, memory);
 }
 
 // Arrays of types that the buffer protocol does not know, such as those of ml_dtypes, and the error text for others.
-bool read_interface(PyObject* object, PyObject* interface, bool writable, Words& words, Memory& memory) {
+bool read_interface(PyObject* object, PyObject* interface, bool writable, Numbers& numbers, Memory& memory) {
   PyObject* data = PyDict_GetItemWithError(interface, names.data);
   PyObject* shape = PyDict_GetItemWithError(interface, names.shape);
   PyObject* strides = PyDict_GetItemWithError(interface, names.strides);
@@ -93,7 +93,7 @@ bool read_interface(PyObject* object, PyObject* interface, bool writable, Words&
   const char* text = type == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(type, nullptr);
   if (text == nullptr && PyErr_Occurred()) return false;
   if (text != nullptr && std::strlen(text) > 2) memory.item_bytes = std::strtoll(text + 2, nullptr, 10);
-  return read_address(PyTuple_GetItem(data, 0), memory) && keep_shape(shape, words, memory);
+  return read_address(PyTuple_GetItem(data, 0), memory) && keep_shape(shape, numbers, memory);
 }
 
 // The capsule, of the newest version that its owner knows. Before 1.0 it does not say whether the memory may be
@@ -122,7 +122,7 @@ const DLTensor* open_dlpack(PyObject* object, bool writable, Ref& capsule) {
   return &found->tensor;
 }
 
-bool read_dlpack(PyObject* object, bool writable, Words& words, Memory& memory) {
+bool read_dlpack(PyObject* object, bool writable, Numbers& numbers, Memory& memory) {
   const DLTensor* tensor = open_dlpack(object, writable, memory.held);
   if (tensor == nullptr) return false;
   if (tensor->device_type != kCpu) {
@@ -138,24 +138,24 @@ bool read_dlpack(PyObject* object, bool writable, Words& words, Memory& memory) 
   }
   memory.item_bytes = element_bytes(memory.dtype);
   memory.address = static_cast<char*>(tensor->data) + tensor->byte_offset;
-  return keep_shape(tensor->shape, tensor->dimensions, words, memory);
+  return keep_shape(tensor->shape, tensor->dimensions, numbers, memory);
 }
 
 }  // namespace
 
-bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory) {
+bool read_memory(PyObject* object, bool writable, Numbers& numbers, Memory& memory) {
   if (object == Py_None) return true;
-  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) == package.span) return read_span(object, words, memory);
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) == package.span) return read_span(object, numbers, memory);
   if (PyObject_CheckBuffer(object)) {
-    if (read_buffer(object, writable, words, memory)) return true;
+    if (read_buffer(object, writable, numbers, memory)) return true;
     if (!PyErr_ExceptionMatches(PyExc_BufferError) && !PyErr_ExceptionMatches(PyExc_ValueError)) return false;
     PyErr_Clear();
     memory.held = Ref();
   }
   Ref interface(PyObject_GetAttr(object, names.__array_interface__));
-  if (interface) return read_interface(object, interface.get(), writable, words, memory);
+  if (interface) return read_interface(object, interface.get(), writable, numbers, memory);
   PyErr_Clear();
-  if (PyObject_HasAttr(object, names.__dlpack__)) return read_dlpack(object, writable, words, memory);
+  if (PyObject_HasAttr(object, names.__dlpack__)) return read_dlpack(object, writable, numbers, memory);
   if (PyObject_CheckBuffer(object)) {
     PyErr_Format(PyExc_ValueError, "the memory of %R is not contiguous%s", Py_TYPE(object),
                  writable ? ", or cannot be written to" : "");
@@ -189,7 +189,7 @@ bool Memory::fits(int wanted) const {
   return same;
 }
 
-std::int64_t* Words::take(std::size_t count) {
+std::int64_t* Numbers::take(std::size_t count) {
   if (count <= few_.size() - used_) {
     std::int64_t* place = few_.data() + used_;
     used_ += count;

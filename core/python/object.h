@@ -40,32 +40,32 @@ class Ref {
 template <std::size_t count>
 class Arguments {
  public:
-  bool read(const char* method, const std::array<const char*, count>& names, std::size_t least, PyObject* const* given,
-            Py_ssize_t places, PyObject* named) {
-    if (places > static_cast<Py_ssize_t>(count)) {
-      PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments, %zd were given", method, count, places);
+  bool read(const char* method, const std::array<const char*, count>& names, std::size_t least, PyObject* const* args,
+            Py_ssize_t nargs, PyObject* kwnames) {
+    if (nargs > static_cast<Py_ssize_t>(count)) {
+      PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments, %zd were given", method, count, nargs);
       return false;
     }
-    for (Py_ssize_t i = 0; i < places; ++i) values_[static_cast<std::size_t>(i)] = given[i];
-    const Py_ssize_t more = named == nullptr ? 0 : PyTuple_Size(named);
+    for (Py_ssize_t i = 0; i < nargs; ++i) values_[static_cast<std::size_t>(i)] = args[i];
+    const Py_ssize_t more = kwnames == nullptr ? 0 : PyTuple_Size(kwnames);
     for (Py_ssize_t i = 0; i < more; ++i) {
-      PyObject* name = PyTuple_GetItem(named, i);
-      std::size_t place = 0;
-      while (place < count && PyUnicode_CompareWithASCIIString(name, names[place]) != 0) ++place;
-      if (place == count || values_[place] != nullptr) {
+      PyObject* name = PyTuple_GetItem(kwnames, i);
+      std::size_t index = 0;
+      while (index < count && PyUnicode_CompareWithASCIIString(name, names[index]) != 0) ++index;
+      if (index == count || values_[index] != nullptr) {
         PyErr_Format(PyExc_TypeError, "%s() got the argument %R, which it does not know or has already", method, name);
         return false;
       }
-      values_[place] = given[places + i];
+      values_[index] = args[nargs + i];
     }
-    for (std::size_t place = 0; place < least; ++place) {
-      if (values_[place] != nullptr) continue;
-      PyErr_Format(PyExc_TypeError, "%s() needs the argument %s", method, names[place]);
+    for (std::size_t index = 0; index < least; ++index) {
+      if (values_[index] != nullptr) continue;
+      PyErr_Format(PyExc_TypeError, "%s() needs the argument %s", method, names[index]);
       return false;
     }
     return true;
   }
-  PyObject* operator[](std::size_t place) const { return values_[place]; }  // null: not given
+  PyObject* operator[](std::size_t index) const { return values_[index]; }  // null: not given
 
  private:
   std::array<PyObject*, count> values_{};

@@ -37,11 +37,11 @@ bool attach(Operations* self, const char* path, Engine* engine, int size) {
   return false;
 }
 
-PyObject* operations_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+PyObject* operations_new(PyTypeObject* type, PyObject* arguments, PyObject* kwargs) {
   static const char* const keywords[] = {"path", "engine", nullptr};
   const char* path = nullptr;
   PyObject* engine = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, named, "sO!", const_cast<char**>(keywords), &path, engine_type, &engine))
+  if (!PyArg_ParseTupleAndKeywords(arguments, kwargs, "sO!", const_cast<char**>(keywords), &path, engine_type, &engine))
     return nullptr;
   Ref size(PyObject_GetAttrString(engine, "size"));
   int ranks = 0;

@@ -40,10 +40,10 @@ void loan_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-Ref numbers(const std::int64_t* given, std::int32_t count, bool as_tuple) {
+Ref numbers(const std::int64_t* args, std::int32_t count, bool as_tuple) {
   Ref all(as_tuple ? PyTuple_New(count) : PyList_New(count));
   for (std::int32_t i = 0; all && i < count; ++i) {
-    PyObject* number = PyLong_FromLongLong(given[i]);
+    PyObject* number = PyLong_FromLongLong(args[i]);
     if (number == nullptr) return Ref();
     if (as_tuple)
       PyTuple_SetItem(all.get(), i, number);
@@ -63,18 +63,19 @@ PyObject* raise(PyObject* exception) {
 PyObject* raise_outcome(const Engine* self, PyObject* request, const farandole_outcome& found) {
   Ref name(PyObject_GetAttr(request, names.name));
   if (!name) return nullptr;
-  Ref words(PyUnicode_DecodeUTF8(found.message, static_cast<Py_ssize_t>(std::char_traits<char>::length(found.message)),
-                                 "replace"));
-  if (!words) return nullptr;
-  Ref arguments(Py_BuildValue("(iO)", found.code, words.get()));
-  Ref named(Py_BuildValue("{s:i,s:s,s:I,s:O}", "rank", found.rank, "phase", found.phase == nullptr ? "" : found.phase,
-                          "generation", self->generation, "name", name.get()));
-  if (!arguments || !named) return nullptr;
+  Ref text(PyUnicode_DecodeUTF8(found.message, static_cast<Py_ssize_t>(std::char_traits<char>::length(found.message)),
+                                "replace"));
+  if (!text) return nullptr;
+  Ref arguments(Py_BuildValue("(iO)", found.code, text.get()));
+  Ref attributes(Py_BuildValue("{s:i,s:s,s:I,s:O}", "rank", found.rank, "phase",
+                               found.phase == nullptr ? "" : found.phase, "generation", self->generation, "name",
+                               name.get()));
+  if (!arguments || !attributes) return nullptr;
   if (name.get() == Py_None) {
     Ref none(PyUnicode_FromString(""));
-    if (!none || PyDict_SetItemString(named.get(), "name", none.get()) != 0) return nullptr;
+    if (!none || PyDict_SetItemString(attributes.get(), "name", none.get()) != 0) return nullptr;
   }
-  return raise(PyObject_Call(package.translate, arguments.get(), named.get()));
+  return raise(PyObject_Call(package.translate, arguments.get(), attributes.get()));
 }
 
 // A copy of the result in an array of its own.
@@ -109,9 +110,9 @@ PyObject* succeed(Engine* self, std::int64_t handle, PyObject* request, const fa
   Ref value(PyLong_FromLongLong(found.value));
   if (!kind || !output || !splits || !value || !read_number(kind.get(), number)) return nullptr;
   if (rows_vary(number)) {
-    Words words;
+    Numbers numbers;
     Memory memory;
-    if (!read_memory(output.get(), false, words, memory)) return nullptr;
+    if (!read_memory(output.get(), false, numbers, memory)) return nullptr;
     if (memory.address != found.output || output.get() == Py_None) {
       output = received(self, handle, request, found, on_loan);
       if (!output) return nullptr;
@@ -141,22 +142,22 @@ PyObject* take_outcome(Engine* self, std::int64_t handle, PyObject* request, con
   return outcome;
 }
 
-PyObject* raise(PyObject* type, Ref words, Ref named) {
-  Ref arguments(words ? PyTuple_New(1) : nullptr);
-  if (!arguments || !named) return nullptr;
-  PyTuple_SetItem(arguments.get(), 0, words.give());
-  Ref error(PyObject_Call(type, arguments.get(), named.get()));
+PyObject* raise(PyObject* type, Ref text, Ref attributes) {
+  Ref arguments(text ? PyTuple_New(1) : nullptr);
+  if (!arguments || !attributes) return nullptr;
+  PyTuple_SetItem(arguments.get(), 0, text.give());
+  Ref error(PyObject_Call(type, arguments.get(), attributes.get()));
   if (error) PyErr_SetObject(type, error.get());
   return nullptr;
 }
 
 PyObject* fail(const Engine* self, int code, const char* message) {
-  Ref words(PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::char_traits<char>::length(message)), "replace"));
-  if (!words) return nullptr;
-  Ref arguments(Py_BuildValue("(iO)", code, words.get()));
-  Ref named(Py_BuildValue("{s:I}", "generation", self == nullptr ? 0u : self->generation));
-  if (!arguments || !named) return nullptr;
-  return raise(PyObject_Call(package.translate, arguments.get(), named.get()));
+  Ref text(PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::char_traits<char>::length(message)), "replace"));
+  if (!text) return nullptr;
+  Ref arguments(Py_BuildValue("(iO)", code, text.get()));
+  Ref attributes(Py_BuildValue("{s:I}", "generation", self == nullptr ? 0u : self->generation));
+  if (!arguments || !attributes) return nullptr;
+  return raise(PyObject_Call(package.translate, arguments.get(), attributes.get()));
 }
 
 PyTypeObject* make_loan_type(PyObject* module) {

@@ -14,12 +14,12 @@ struct Prepared {
   Packed* packed;
   PyObject* tensor_type;
   PyObject* spans;
-  int (*look)(void* object, DLTensor* tensor);
+  int (*read_tensor)(void* object, DLTensor* tensor);
   bool running;
 };
 
 // How to read tensors of this type; null without an error: not possible.
-auto find_look(PyObject* type) -> decltype(DLExchange::read) {
+auto find_reader(PyObject* type) -> decltype(DLExchange::read) {
   Ref capsule(PyObject_GetAttr(type, names.__dlpack_c_exchange_api__));
   if (!capsule) {
     if (PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
@@ -30,11 +30,11 @@ auto find_look(PyObject* type) -> decltype(DLExchange::read) {
   return found == nullptr ? nullptr : found->read;
 }
 
-// Whether `object` is a tensor as in the request, and its address.
+// Whether `object` is a tensor like that of the request; finds its address.
 bool fits(const Prepared* self, PyObject* object, void** address) {
   DLTensor tensor{};
   if (Py_TYPE(object) != reinterpret_cast<PyTypeObject*>(self->tensor_type)) return false;
-  if (self->look(object, &tensor) != 0) {
+  if (self->read_tensor(object, &tensor) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -47,7 +47,7 @@ bool fits(const Prepared* self, PyObject* object, void** address) {
 bool find_address(const Prepared* self, PyObject* result, void** address) {
   DLTensor tensor{};
   if (result == Py_None) return true;
-  if (self->look(result, &tensor) != 0) return false;
+  if (self->read_tensor(result, &tensor) != 0) return false;
   *address = static_cast<char*>(tensor.data) + tensor.byte_offset;
   return true;
 }
@@ -61,8 +61,9 @@ Ref with_spans(PyObject* request, PyObject* spans, PyObject* owners) {
   return Ref(PyObject_CallFunctionObjArgs(package.with_memory, request, first.get(), output.get(), nullptr));
 }
 
-// A tuple of a request, its prepared form, and the owners of its memory; kept for ever when out of memory.
-Ref kept_with(PyObject* request, PyObject* prepared, PyObject* owners) {
+// A tuple of a request, its prepared form, and the owners of its memory. If there is no memory for the tuple, the
+// owners are never freed.
+Ref with_owners(PyObject* request, PyObject* prepared, PyObject* owners) {
   Ref all(PyTuple_Pack(3, request, prepared, owners));
   if (!all) Py_INCREF(owners);
   return all;
@@ -75,14 +76,14 @@ PyObject* finish_slow_call(Engine* self, ActiveCall& active, const farandole_cal
   PyObject* const itself = reinterpret_cast<PyObject*>(prepared);
   // Python's signal handlers may raise in the next call, so the memory of what is under way is kept first.
   if (!reported) {
-    Ref kept = kept_with(request, itself, owners);
+    Ref kept = with_owners(request, itself, owners);
     if (!kept || !keep(self, call.handle, kept.get())) return nullptr;
   }
   Ref whole = with_spans(request, prepared->spans, owners);
   if (whole && reported) return take_outcome(self, call.handle, whole.get(), *call.outcome);
   if (reported) self->core->release(self->engine, call.handle);
   if (!whole) return nullptr;
-  Ref kept = kept_with(whole.get(), itself, owners);
+  Ref kept = with_owners(whole.get(), itself, owners);
   return kept ? wait_longer(self, active, call.handle, kept.get()) : nullptr;
 }
 
@@ -137,26 +138,26 @@ PyObject* run_on(Prepared* self, void* input, void* output, PyObject* tensor, Py
   if (code != kReported && code != kInProgress) return fail(engine, code, error);
   Ref owners(PyTuple_Pack(2, tensor, result));
   if (owners) return finish_slow_call(engine, active, call, code == kReported, self, owners.get());
-  Py_INCREF(tensor);  // for ever: the core uses its memory
+  Py_INCREF(tensor);  // it is never freed: the core uses its memory
   Py_INCREF(result);
   return nullptr;
 }
 
-PyObject* run_tensor(PyObject* object, PyObject* const* given, Py_ssize_t places) {
+PyObject* run_tensor(PyObject* object, PyObject* const* args, Py_ssize_t nargs) {
   auto* self = reinterpret_cast<Prepared*>(object);
-  if (places != 2 || self->engine == nullptr) {
+  if (nargs != 2 || self->engine == nullptr) {
     PyErr_SetString(PyExc_TypeError, "run(tensor, result)");
     return nullptr;
   }
   void *input = nullptr, *output = nullptr;
-  if (self->running || !fits(self, given[0], &input)) Py_RETURN_NOTIMPLEMENTED;
-  if (given[1] == given[0])
+  if (self->running || !fits(self, args[0], &input)) Py_RETURN_NOTIMPLEMENTED;
+  if (args[1] == args[0])
     output = input;
-  else if (!find_address(self, given[1], &output))
+  else if (!find_address(self, args[1], &output))
     return nullptr;
   self->running = true;
   Ref owner = Ref::borrowed(object);
-  PyObject* outcome = run_on(self, input, output, given[0], given[1]);
+  PyObject* outcome = run_on(self, input, output, args[0], args[1]);
   self->running = false;
   return outcome;
 }
@@ -171,25 +172,25 @@ PyTypeObject* prepared_type = nullptr;
 
 }  // namespace
 
-PyObject* prepare(PyObject* object, PyObject* const* given, Py_ssize_t places) {
-  if (places != 3) {
+PyObject* prepare(PyObject* object, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3) {
     PyErr_SetString(PyExc_TypeError, "prepare(request, tensor_type, spans)");
     return nullptr;
   }
-  auto* look = find_look(given[1]);
-  if (look == nullptr) return PyErr_Occurred() ? nullptr : Ref::borrowed(Py_None).give();
+  auto* reader = find_reader(args[1]);
+  if (reader == nullptr) return PyErr_Occurred() ? nullptr : Ref::borrowed(Py_None).give();
   auto* made = PyObject_GC_New(Prepared, prepared_type);
   if (made == nullptr) return nullptr;
   Ref owner(reinterpret_cast<PyObject*>(made));
   made->engine = Ref::borrowed(object).give();
   made->packed = new (std::nothrow) Packed;
-  made->tensor_type = Ref::borrowed(given[1]).give();
-  made->spans = Ref::borrowed(given[2]).give();
-  made->look = look;
+  made->tensor_type = Ref::borrowed(args[1]).give();
+  made->spans = Ref::borrowed(args[2]).give();
+  made->read_tensor = reader;
   made->running = false;
   PyObject_GC_Track(made);
   if (made->packed == nullptr) return PyErr_NoMemory();
-  return made->packed->read(given[0]) ? owner.give() : nullptr;
+  return made->packed->read(args[0]) ? owner.give() : nullptr;
 }
 
 PyTypeObject* make_prepared_type(PyObject* module) {

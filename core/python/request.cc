@@ -84,17 +84,17 @@ std::int64_t element_bytes(int dtype) {
   }
 }
 
-bool Packed::read(PyObject* given) {
+bool Packed::read(PyObject* args) {
   long long tag = 0;
-  if (!read_attribute(given, names.kind, request.kind) || !read_dtype(given, request.dtype) ||
-      !read_attribute(given, names.op, request.op) || !read_attribute(given, names.group, request.group) ||
-      !read_attribute(given, names.peer, request.peer) || !read_attribute(given, names.device, request.device) ||
-      !read_attribute(given, names.prescale, request.prescale) ||
-      !read_attribute(given, names.postscale, request.postscale) || !read_attribute(given, names.tag, tag))
+  if (!read_attribute(args, names.kind, request.kind) || !read_dtype(args, request.dtype) ||
+      !read_attribute(args, names.op, request.op) || !read_attribute(args, names.group, request.group) ||
+      !read_attribute(args, names.peer, request.peer) || !read_attribute(args, names.device, request.device) ||
+      !read_attribute(args, names.prescale, request.prescale) ||
+      !read_attribute(args, names.postscale, request.postscale) || !read_attribute(args, names.tag, tag))
     return false;
   request.tag = tag;
-  if (!read_gpu(given, request)) return false;
-  name_ = Ref(PyObject_GetAttr(given, names.name));
+  if (!read_gpu(args, request)) return false;
+  name_ = Ref(PyObject_GetAttr(args, names.name));
   if (!name_) return false;
   if (name_.get() != Py_None) {
     Py_ssize_t length = 0;
@@ -105,17 +105,17 @@ bool Packed::read(PyObject* given) {
       return false;
     }
   }
-  return read_memory(given) && keep(given);
+  return read_memory(args) && keep(args);
 }
 
-bool Packed::read_memory(PyObject* given) {
-  Ref input(PyObject_GetAttr(given, names.input)), output(PyObject_GetAttr(given, names.output));
-  Ref splits(PyObject_GetAttr(given, names.splits)), pieces(PyObject_GetAttr(given, names.pieces));
+bool Packed::read_memory(PyObject* args) {
+  Ref input(PyObject_GetAttr(args, names.input)), output(PyObject_GetAttr(args, names.output));
+  Ref splits(PyObject_GetAttr(args, names.splits)), pieces(PyObject_GetAttr(args, names.pieces));
   if (!input || !output || !splits || !pieces) return false;
   Memory first, second;
   const bool in_place = input.get() == output.get();
-  if (!python::read_memory(input.get(), in_place, words_, first)) return false;
-  if (!in_place && !python::read_memory(output.get(), true, words_, second)) return false;
+  if (!python::read_memory(input.get(), in_place, numbers_, first)) return false;
+  if (!in_place && !python::read_memory(output.get(), true, numbers_, second)) return false;
   if (!first.fits(request.dtype) || !second.fits(request.dtype)) return false;
   const Memory& shaped = input.get() == Py_None ? second : first;
   request.input = first.address;
@@ -136,7 +136,7 @@ bool Packed::read_splits(PyObject* splits) {
   const Py_ssize_t count = PySequence_Size(splits);
   if (count < 0) return false;
   if (count > std::numeric_limits<std::int32_t>::max()) return out_of_range();
-  std::int64_t* kept = words_.take(static_cast<std::size_t>(count));
+  std::int64_t* kept = numbers_.take(static_cast<std::size_t>(count));
   if (kept == nullptr) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
     Ref item(PySequence_GetItem(splits, i));
@@ -153,7 +153,7 @@ bool Packed::read_splits(PyObject* splits) {
 bool Packed::read_pieces(PyObject* pieces) {
   if (pieces == Py_None) return true;
   Memory rows;
-  if (!python::read_memory(pieces, false, words_, rows)) return false;
+  if (!python::read_memory(pieces, false, numbers_, rows)) return false;
   if (rows.dimensions != 2 || rows.shape[1] != 2) {
     PyErr_SetString(PyExc_ValueError, "pieces are rows of an address and a number of bytes");
     return false;
@@ -165,12 +165,12 @@ bool Packed::read_pieces(PyObject* pieces) {
   return true;
 }
 
-bool Packed::keep(PyObject* given) {
+bool Packed::keep(PyObject* args) {
   const auto exported = std::count_if(exports_.begin(), exports_.end(), [](const Ref& one) { return bool(one); });
-  kept_ = exported == 0 ? Ref::borrowed(given) : Ref(PyTuple_New(1 + exported));
+  kept_ = exported == 0 ? Ref::borrowed(args) : Ref(PyTuple_New(1 + exported));
   if (exported == 0 || !kept_) return bool(kept_);
   Py_ssize_t place = 0;
-  PyTuple_SetItem(kept_.get(), place++, Ref::borrowed(given).give());
+  PyTuple_SetItem(kept_.get(), place++, Ref::borrowed(args).give());
   for (Ref& one : exports_)
     if (one) PyTuple_SetItem(kept_.get(), place++, one.give());
   return true;

@@ -1,4 +1,4 @@
-# The package's face: init, rank, size, the collectives, process sets, errors.
+# The public names of the package: init, rank, size, the collectives, process sets, errors.
 # Only re-exports names, each when it is first used; imports no framework.
 """Distributed training with the few lines you know from Horovod.
 

@@ -1,5 +1,5 @@
 # What torch runs at the end of its own import: a name for torch.distributed's backend, and Lightning's import awaited.
-# Touches torch.distributed's registries and the import system; what stands behind is loaded when it is used.
+# Touches torch.distributed's registries and the import system; what is registered is loaded when it is used.
 """The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches all of it off."""
 
 import importlib
@@ -29,31 +29,34 @@ def register() -> None:
 
 
 def announce() -> None:
-    """Registers the backend, and what meets without MASTER_ADDR where that is patching_allowed; again is once."""
+    """Registers the backend, and if patching is allowed also the rendezvous of ranks without MASTER_ADDR.
+
+    A second call does nothing.
+    """
     dist = importlib.import_module("torch.distributed")
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{far}": far for far in ("nccl", "gloo")}
-        for name, far in {NAME: "", **pairs}.items():
-            make = partial(_ours, "torch.distributed.backend", "make", far)
+        pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{cuda}": cuda for cuda in ("nccl", "gloo")}
+        for name, cuda in {NAME: "", **pairs}.items():
+            make = partial(_ours, "torch.distributed.backend", "make", cuda)
             dist.Backend.register_backend(name, make, extended_api=True, devices=["cpu", "cuda"])
         schemes = vars(importlib.import_module("torch.distributed.rendezvous")).get("_rendezvous_handlers", {})
         if patching_allowed() and "env" in schemes:  # a private name: bindings/private/torch_names.py says why
             schemes["env"] = partial(_ours, "torch.distributed.rendezvous", "answer", schemes["env"])
 
 
-def _ours(module: str, function: str, *given: Any, **named: Any) -> Any:
-    return getattr(importlib.import_module(f"{__package__}.{module}"), function)(*given, **named)
+def _ours(module: str, function: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(importlib.import_module(f"{__package__}.{module}"), function)(*args, **kwargs)
 
 
-def _quietly(call: Any, *given: Any) -> Any:
+def _quietly(call: Any, *args: Any) -> Any:
     try:
-        return call(*given)
+        return call(*args)
     except Exception as error:
         return warnings.warn(f"torch or Lightning does not know farandole: {error}", stacklevel=3)
 
 
 class Awaiting:
-    """Of the import system: finds nothing, and gives its place to farandole.lightning when Lightning is imported."""
+    """A finder for the import system. It finds nothing, but calls farandole.lightning when Lightning is imported."""
 
     @staticmethod
     def find_spec(*name: Any) -> Any:

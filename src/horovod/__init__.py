@@ -139,7 +139,7 @@ LATER = (
     "horovod.spark.tensorflow.compute_worker",
     *(f"horovod.spark.{name}" for name in ("common", "data_loaders", "keras", "lightning", "tensorflow", "torch")),
 )
-# Of packages that are empty otherwise: the module of a name, and what it is called there.
+# The names of packages that are empty otherwise: where each name comes from, and what it is called there.
 NAMES = {"run": ("farandole", "run"), "_HorovodArgs": ("farandole.horovod_names.arguments", "HorovodArgs")}
 
 

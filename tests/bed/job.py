@@ -18,7 +18,7 @@ import jobs  # tests/ranks
 from waiting import until
 
 from bed import Host
-from farandole.launch.slots import places as slots
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous.secret import Secret
 
 # A hub without a launcher.
@@ -46,7 +46,7 @@ class Ranks:
         self.hub = first.start(command, environment, **pipes)
         assert self.hub.stdout is not None
         self.address = self.hub.stdout.readline().strip()
-        for place in slots([host.name for host in self.places]):
+        for place in rank_numbers([host.name for host in self.places]):
             worker = {**environment, **place.environment(), "FARANDOLE_RENDEZVOUS": self.address}
             worker["FARANDOLE_SECRET_FD"] = str(self._fd)
             with (

@@ -25,20 +25,20 @@ def test_hosts_have_names_files_and_processes_of_their_own_and_reach_each_other_
         names = [one.run(["ssh", other.name, "hostname"]).stdout.strip() for other in (one, two, three)]
         assert names == ["host1", "host2", "host3"]
         name = secrets.token_hex(8)  # no other process on this machine has this name
-        for place in (f"/tmp/{name}", f"/dev/shm/{name}", f"{bed.HOME}/{name}"):
-            one.run(["touch", place])
-            assert not os.path.exists(place), "nor does the machine see it"
-            assert two.run(["test", "-e", place], check=False).returncode == 1
+        for path in (f"/tmp/{name}", f"/dev/shm/{name}", f"{bed.HOME}/{name}"):
+            one.run(["touch", path])
+            assert not os.path.exists(path), "the machine does not see the file either"
+            assert two.run(["test", "-e", path], check=False).returncode == 1
         assert len([path for path in one.own_files() if path.name == name]) == 3
         assert "inside.py" in one.run(["cat", "/proc/1/cmdline"]).stdout
         assert not one.processes() and not two.processes()
 
 
 def test_a_home_can_be_shared_and_paths_can_be_shown(tmp_path: Path) -> None:
-    (tmp_path / "said").write_text("hello")
+    (tmp_path / "greeting").write_text("hello")
     with bed.hosts(2, shared_home=True, visible=[tmp_path]) as (one, two):
         one.run(["sh", "-c", "echo here > ~/note"])
-        assert two.run(["sh", "-c", f"cat ~/note {shlex.quote(str(tmp_path))}/said"]).stdout == "here\nhello"
+        assert two.run(["sh", "-c", f"cat ~/note {shlex.quote(str(tmp_path))}/greeting"]).stdout == "here\nhello"
 
 
 def test_of_two_networks_only_one_connects() -> None:
@@ -48,7 +48,9 @@ def test_of_two_networks_only_one_connects() -> None:
         assert one.addresses == ["10.77.1.1", "10.77.2.1"]
         assert one.run([*probe_hub, f": < /dev/tcp/{two.addresses[0]}/22"], check=False).returncode == 124
         one.run([*probe_hub, f": < /dev/tcp/{two.addresses[1]}/22"])
-        assert one.run(["ssh", "host2", "hostname"]).stdout == "host2\n", "names stand for the one that connects"
+        assert one.run(["ssh", "host2", "hostname"]).stdout == "host2\n", (
+            "host names have the addresses of the network that connects"
+        )
 
 
 def test_links_can_be_slow_cut_and_healed_and_bytes_are_counted() -> None:

@@ -140,7 +140,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
     print(f"{who}: {MOMENTS} moments, all gone after at most {worst:.2f} s")
 
 
-def test_a_rank_that_ends_well_leaves_no_child_and_harms_no_other_ranks_child(tmp_path: Path) -> None:
+def test_a_rank_that_exits_with_0_leaves_no_child_and_other_ranks_keep_theirs(tmp_path: Path) -> None:
     mark = f"mark-{secrets.token_hex(8)}"
     gate = tmp_path / "gate"
     program = CHILDREN + (

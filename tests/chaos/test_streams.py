@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def chaotic(hosts: list[int]) -> World:
+def world_with_failpoints(hosts: list[int]) -> World:
     return World(hosts, library=LIBRARY or str(CHAOS_LIBRARY))
 
 
@@ -44,13 +44,13 @@ def sum_until_it_fails(engine: Engine, rank: int) -> int:
         except errors.PeerLost:
             return turn
         assert (total == 3 * turn + 3).all(), (turn, total[total != 3 * turn + 3][:3])
-    raise AssertionError("the fault did not come")
+    raise AssertionError("the fault had no effect")
 
 
 @pytest.mark.parametrize("action", ["corrupt", "truncate"])
 def test_rows_15_and_16_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
     for number in range(FAULTS):
-        with chaotic(TCP) as world:
+        with world_with_failpoints(TCP) as world:
             victim = world.engines[number % world.size]
             world.run(lambda engine, rank: barrier(engine))
             victim.chaos_set(f"stream.{action}", "off")  # type: ignore[attr-defined]  # of an earlier engine at the same address
@@ -70,8 +70,8 @@ class Flipper:
         self._thread = threading.Thread(target=self._carry, name="Thread-pytest-flipper", daemon=True)
 
     def between(self, one: socket.socket, other: socket.socket) -> None:
-        for end, far in ((one, other), (other, one)):
-            self._ends[end] = far
+        for end, opposite in ((one, other), (other, one)):
+            self._ends[end] = opposite
             self._selector.register(end, selectors.EVENT_READ)
 
     def start(self) -> None:
@@ -106,12 +106,12 @@ class Flipper:
         return bytes(changed)
 
     def _forget(self, end: socket.socket) -> None:
-        """One direction is over; the sockets are closed when both are."""
+        """One direction has ended; the sockets are closed when both have."""
         self._selector.unregister(end)
-        far = self._ends.pop(end)
-        if far not in self._ends:
+        opposite = self._ends.pop(end)
+        if opposite not in self._ends:
             end.close()
-            far.close()
+            opposite.close()
 
 
 @contextlib.contextmanager
@@ -119,20 +119,20 @@ def flipping(bits: int) -> Iterator[tuple[World, Flipper]]:
     """Three hosts. All data between them goes through a Flipper."""
     flipper = Flipper()
 
-    class Between(World):
+    class FlippingWorld(World):
         def link(self, one: int, two: int) -> None:
             for _ in range(self.streams):
-                near, far = tcp_pair(), tcp_pair()
-                self.engines[one].add_link(two, near[0].detach(), TCP_LINK)
-                self.engines[two].add_link(one, far[0].detach(), TCP_LINK)
-                flipper.between(near[1], far[1])
+                first, second = tcp_pair(), tcp_pair()
+                self.engines[one].add_link(two, first[0].detach(), TCP_LINK)
+                self.engines[two].add_link(one, second[0].detach(), TCP_LINK)
+                flipper.between(first[1], second[1])
 
         def run(self, *words: Any) -> Any:
             if not flipper._thread.is_alive():
                 flipper.start()
             return super().run(*words)
 
-    with Between(TCP) as world:
+    with FlippingWorld(TCP) as world:
         flipper.left = bits
         yield world, flipper
     flipper.join()
@@ -146,12 +146,12 @@ def sums_of_any_size(engine: Engine, rank: int) -> int:
         except errors.PeerLost:
             return turn
         assert (total == 3 * turn + 3).all(), (turn, total[total != 3 * turn + 3][:3])
-    raise AssertionError("the flipped bit did no harm")
+    raise AssertionError("the flipped bit caused no error")
 
 
 @pytest.mark.timeout(60 + COLLECTIVES // 50)
 def test_row_15_one_bit_in_a_million_never_gives_a_wrong_sum() -> None:
-    """The bit is anywhere in headers or payloads: the ranks get an error or the right sum. A hundred thousand sums
+    """The flipped bit may be in headers or payloads: the ranks get an error or the right sum. A hundred thousand sums
     with `make chaos`."""
     seed = int(os.environ.get("CHAOS_SEED", "15"))
     draw, done, worlds = random.Random(seed), 0, 0
@@ -173,7 +173,7 @@ def test_row_16_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: 
             assert (total == 3 + 3 * turn).all()
         return int(engine.chaos_fired("stream.short"))  # type: ignore[attr-defined]
 
-    with chaotic(hosts) as world:
+    with world_with_failpoints(hosts) as world:
         assert sum(world.run(body)) > 0
 
 
@@ -199,7 +199,7 @@ def test_an_operation_that_fails_in_the_engine_ends_all_pending_operations(kind:
                 engine.wait(handle, 20.0)
         assert engine.chaos_fired(point) == 1  # type: ignore[attr-defined]
 
-    with chaotic([0, 0]) as world:
+    with world_with_failpoints([0, 0]) as world:
         world.run(body)
 
 
@@ -219,5 +219,5 @@ def test_a_receive_from_any_source_ends_when_its_source_has_failed() -> None:
                 engine.wait(handle, 20.0)
         assert engine.chaos_fired("receive.enqueue") == 1  # type: ignore[attr-defined]
 
-    with chaotic([0, 0]) as world:
+    with world_with_failpoints([0, 0]) as world:
         world.run(body)

@@ -263,7 +263,7 @@ TEST(an_abort_that_hangs_is_given_up_in_time_and_reported) {
   });
 }
 
-TEST(a_hundred_kills_at_random_moments_hang_nobody) {
+TEST(a_hundred_kills_at_random_moments_cause_no_hang) {
   std::mt19937 random(28);
   int cut = 0;  // rounds in which the kill came into work under way
   for (int round = 0; round < 100; ++round) {

@@ -316,7 +316,7 @@ TEST(fail_all_ends_transfers_but_not_control) {
   CHECK_EQUAL(pair.b.controls.size(), 1u);
 }
 
-TEST(a_peer_leaves) {
+TEST(a_peer_that_leaves_is_reported) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     auto pair = std::make_unique<Pair>(kind);
     auto out = pattern(1000), large = pattern(kLarge);
@@ -367,7 +367,7 @@ TEST(both_leave_and_close_at_once) {
   }
 }
 
-TEST(a_peer_dies) {
+TEST(the_death_of_a_peer_is_reported) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     Side b(1, 2);
     auto large = pattern(kLarge), early = pattern(10);

@@ -286,7 +286,7 @@ TEST(an_initialisation_that_never_ends_and_a_collective_without_its_peer_end_by_
   }
 }
 
-TEST(an_asynchronous_error_comes_after_as_many_collectives_as_told) {
+TEST(the_stand_in_fails_after_the_requested_number_of_collectives) {
   alone([] {
     set("STANDIN_NCCL_ASYNC_ERROR_AFTER", "2");
     Libraries all;
@@ -326,7 +326,7 @@ TEST(an_abort_that_hangs_does_not_return) {
   CHECK_EQUAL(word->load(), 2);
 }
 
-TEST(calls_of_another_thread_than_the_owner_are_refused_when_told_so) {
+TEST(the_stand_in_can_refuse_calls_of_other_threads) {
   alone([] {
     set("STANDIN_NCCL_FAULTS", "one_thread");
     Libraries all;

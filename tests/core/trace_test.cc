@@ -1,4 +1,4 @@
-// The timeline: names and order of events, balance at every cut, bounded memory, whole lines.
+// The timeline: names and order of events; each begin has its end, also after a stop; bounded memory; complete lines.
 // Touches only trace/.
 #include "trace/trace.h"
 
@@ -33,7 +33,7 @@ std::string field(const std::string& line, const std::string& name) {
   return line.substr(begin, line.find_first_of(",}", begin) - begin);
 }
 
-// Depth per process never below zero, zero at the end, and time never runs backwards.
+// For each process: the depth is never below zero, it is zero at the end, and times never decrease.
 void check_balanced(const std::vector<std::string>& lines) {
   std::map<std::string, int> depth;
   std::map<std::string, double> time;
@@ -50,7 +50,7 @@ void check_balanced(const std::vector<std::string>& lines) {
   for (const auto& [pid, open] : depth) CHECK_EQUAL(open, 0);
 }
 
-TEST(one_allreduce_reads_as_the_contract_says) {
+TEST(one_allreduce_has_the_events_of_horovods_timeline) {
   Trace trace;
   trace.negotiate_begin("t", Kind::allreduce);  // off: nothing
   trace.start(os::now_ns(), 1234567, true);
@@ -151,9 +151,9 @@ TEST(memory_is_limited_and_dropped_events_are_counted) {
   std::vector<std::string> lines = lines_of(trace, 8 << 20);
   for (const std::string& line : lines) total += line.size() + 1;
   CHECK(total > Trace::kMaxBytes && total < Trace::kMaxBytes + (1 << 20));
-  bool told = false;
-  for (const std::string& line : lines) told = told || field(line, "name") == "\"DROPPED_EVENTS\"";
-  CHECK(told);
+  bool found = false;
+  for (const std::string& line : lines) found = found || field(line, "name") == "\"DROPPED_EVENTS\"";
+  CHECK(found);
   char small[4];
   CHECK_EQUAL(trace.drain(small, sizeof small), 0u);
 }
@@ -163,7 +163,7 @@ TEST(draining_while_the_driver_runs) {
   trace.start(os::now_ns(), 0, false);
   std::atomic<bool> done{false};
   std::vector<std::string> lines;
-  std::thread puller([&] {
+  std::thread reader([&] {
     while (!done.load()) {
       for (std::string& line : lines_of(trace)) lines.push_back(std::move(line));
       std::this_thread::yield();
@@ -175,7 +175,7 @@ TEST(draining_while_the_driver_runs) {
   }
   trace.stop();
   done.store(true);
-  puller.join();
+  reader.join();
   for (std::string& line : lines_of(trace)) lines.push_back(std::move(line));
   CHECK_EQUAL(lines.size(), 4003u);
   check_balanced(lines);

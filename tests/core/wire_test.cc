@@ -92,7 +92,7 @@ TEST(a_wrong_count_allocates_nothing) {
   CHECK(count.count(0) == 0 && !count.ok());
 }
 
-TEST(frames_come_back) {
+TEST(a_decoded_frame_equals_the_encoded_one) {
   const Frame frame = example();
   const auto found = decode(encoded(frame));
   CHECK(found.has_value());
@@ -143,7 +143,7 @@ TEST(impossible_lengths_are_refused) {
   }
 }
 
-TEST(checksums_are_castagnolis) {
+TEST(checksums_are_crc32c) {
   CHECK_EQUAL(crc32c(0, "123456789", 9), 0xe3069283u);
   const std::array<unsigned char, 32> zeros{};
   CHECK_EQUAL(crc32c(0, zeros.data(), 32), 0x8a9136aau);

@@ -1,6 +1,6 @@
 # A rank on one of several hosts that runs cases of distributed_mesh_cases.py by name.
 # Touches torch.distributed as users see it.
-"""`python distributed_hosts_job.py CASE ...`; torch.distributed is begun as a user's script would, by the launcher."""
+"""`python distributed_hosts_job.py CASE ...`; it calls init_process_group as a user's script does."""
 
 from __future__ import annotations
 

@@ -50,6 +50,6 @@ def over(step: int) -> bool:
 
 def leave(steps: int, weights: Any, **more: Any) -> None:
     """Writes what this rank ends with, and leaves the job."""
-    everyones = farandole.allgather_object((steps, weights.tobytes()))
+    all_values = farandole.allgather_object((steps, weights.tobytes()))
     error = float(np.abs(weights - alone(steps)).max())
-    elastic_files.leave(steps=steps, same=len(set(everyones)) == 1, error=error, sizes=SIZES, **more)
+    elastic_files.leave(steps=steps, same=len(set(all_values)) == 1, error=error, sizes=SIZES, **more)

@@ -32,7 +32,7 @@ def parameters() -> list[torch.nn.Parameter]:
 
 
 def backward(params: list[torch.nn.Parameter], step: int, rank: int, size: int) -> None:
-    """Of this rank's share of the batch; a rank without samples has gradients of zeros."""
+    """The loss of this rank's share of the batch; a rank without samples has gradients of zeros."""
     local = samples(step)[rank::size]
     total: Any = sum((param * 0.0).sum() for param in params)
     for sample in local:

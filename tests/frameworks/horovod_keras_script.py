@@ -1,5 +1,5 @@
-# A script as Horovod's users have it for Keras, on Keras 3: model.fit with the callbacks.
-# Touches horovod.keras as they know it.
+# A typical script of a Horovod user for Keras, on Keras 3: model.fit with the callbacks.
+# Touches only the public names of horovod.keras.
 """Writes checkpoints and prints an accuracy; the data is made up."""
 
 import keras

@@ -1,5 +1,5 @@
-# A script as Horovod's users have it for TensorFlow 2: a loop of their own with a DistributedGradientTape.
-# Touches horovod.tensorflow as they know it.
+# A typical script of a Horovod user for TensorFlow 2: its own training loop with a DistributedGradientTape.
+# Touches only the public names of horovod.tensorflow.
 """Writes a checkpoint and prints an accuracy; the data is made up."""
 
 from typing import Any

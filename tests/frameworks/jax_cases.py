@@ -25,7 +25,7 @@ from farandole.elastic import load_from, memory, save_to
 
 TRAINING = Table()
 case = TRAINING.case
-ORDER = Table()  # takes long where ranks share processors with others: a job of its own
+ORDER = Table()  # a separate job, because it takes long when other programs use the processors
 STEPS = 5
 
 draw = np.random.default_rng(0)
@@ -64,15 +64,15 @@ def alone() -> Any:
     return train(jax.tree.map(jnp.asarray, START), optimizer(), jax.value_and_grad, X, Y, STEPS)
 
 
-def begun(rank: int) -> Any:
+def start_of_rank_0(rank: int) -> Any:
     """Rank 0's parameters, which the others do not have."""
     return hvd.broadcast_parameters(jax.tree.map(lambda leaf: jnp.asarray(leaf) + rank, START), root_rank=0)
 
 
 def agree(found: Any, wanted: Any, tolerance: float = 1e-9) -> None:
     assert np.abs(found - wanted).max() < tolerance, np.abs(found - wanted).max()
-    everyones = hvd.allgather_object(found.tobytes())
-    assert len(set(everyones)) == 1, "the ranks' bits differ"
+    all_values = hvd.allgather_object(found.tobytes())
+    assert len(set(all_values)) == 1, "the ranks' bits differ"
 
 
 @case()
@@ -80,7 +80,10 @@ def optimizers_on_shards(b: Any, rank: int, size: int) -> None:
     wanted, x, y = alone(), X[rank::size], Y[rank::size]
     for compiled in (True, False):
         agree(
-            train(begun(rank), hvd.DistributedOptimizer(optimizer()), jax.value_and_grad, x, y, STEPS, compiled), wanted
+            train(
+                start_of_rank_0(rank), hvd.DistributedOptimizer(optimizer()), jax.value_and_grad, x, y, STEPS, compiled
+            ),
+            wanted,
         )
     for more, tolerance in (
         ({"gradient_predivide_factor": 2.0}, 1e-9),
@@ -88,15 +91,15 @@ def optimizers_on_shards(b: Any, rank: int, size: int) -> None:
         ({"compression": hvd.Compression.bf16}, 0.2),
     ):
         stepper = hvd.DistributedOptimizer(optimizer(), **more)
-        agree(train(begun(rank), stepper, jax.value_and_grad, x, y, STEPS), wanted, tolerance)
+        agree(train(start_of_rank_0(rank), stepper, jax.value_and_grad, x, y, STEPS), wanted, tolerance)
     passes = hvd.DistributedOptimizer(optimizer(), backward_passes_per_step=2, average_aggregated_gradients=True)
-    agree(train(begun(rank), passes, jax.value_and_grad, x, y, 2 * STEPS), wanted)
+    agree(train(start_of_rank_0(rank), passes, jax.value_and_grad, x, y, 2 * STEPS), wanted)
 
 
 @case()
 def gradients_on_shards(b: Any, rank: int, size: int) -> None:
     wanted, x, y = alone(), X[rank::size], Y[rank::size]
-    agree(train(begun(rank), optimizer(), hvd.value_and_grad, x, y, STEPS), wanted)
+    agree(train(start_of_rank_0(rank), optimizer(), hvd.value_and_grad, x, y, STEPS), wanted)
     found = hvd.grad(lambda p: (p * (rank + 1.0), p), has_aux=True)(jnp.ones(()))
     assert float(found[0]) == (size + 1) / 2 and float(found[1]) == 1.0
 
@@ -110,7 +113,7 @@ def a_whole_training_in_one_scan(b: Any, rank: int, size: int) -> None:
         updates, state = stepper.update(jax.grad(loss_on)(params, x, y), state, params)
         return (optax.apply_updates(params, updates), state), None
 
-    params = begun(rank)
+    params = start_of_rank_0(rank)
     (params, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, length=STEPS))((params, stepper.init(params)))
     agree(flat(params), alone())
 
@@ -176,7 +179,7 @@ def shapes_that_xla_cannot_know(b: Any, rank: int, size: int) -> None:
 
 @ORDER.case()
 def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
-    """64 that know nothing of each other become ready in another order on each rank, 200 times."""
+    """64 independent allreduces become ready in a different order on each rank, 200 times."""
     work = np.random.default_rng(rank).integers(1, 50, 64)
 
     @jax.jit
@@ -196,7 +199,7 @@ def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
 
 @case()
 def programs_that_overlap(b: Any, rank: int, size: int) -> None:
-    """Programs that do not wait for each other keep their order, and operations outside keep theirs among them."""
+    """Programs that do not wait for each other keep their order, also with the operations between them."""
     one, two = jax.jit(lambda v: hvd.allreduce(v, op=hvd.Sum)), jax.jit(lambda v: hvd.allgather(v[None]))
     found = []
     for number in range(50):
@@ -240,7 +243,7 @@ def training_in_a_process_set(b: Any, rank: int, size: int) -> None:
 
 
 @case()
-def arguments_that_cannot_be(b: Any, rank: int, size: int) -> None:
+def invalid_arguments(b: Any, rank: int, size: int) -> None:
     more: dict[str, Any] = {"op": hvd.Sum, "gradient_predivide_factor": 2.0}
     fails(ValueError, "gradient_predivide_factor", lambda: hvd.DistributedOptimizer(optimizer(), **more))
     fails(ValueError, "backward_passes", lambda: hvd.DistributedOptimizer(optimizer(), backward_passes_per_step=0))

@@ -110,8 +110,8 @@ def flat(model: Any) -> Any:
 
 def agree(found: Any, wanted: Any) -> None:
     assert np.abs(found - wanted).max() < 1e-9, np.abs(found - wanted).max()
-    everyones = hvd.allgather_object(found.tobytes())
-    assert len(set(everyones)) == 1, "the ranks' bits differ"
+    all_values = hvd.allgather_object(found.tobytes())
+    assert len(set(all_values)) == 1, "the ranks' bits differ"
 
 
 @case()

@@ -44,8 +44,8 @@ def training(kind: str) -> Any:
     assert sorted(path.name for path in (folder / "csv").iterdir()) == ["version_0"], "one run, from rank 0"
     assert len(list((folder / "tb" / "version_0").glob("events*"))) == 1, "one run, from rank 0"
     decisions = [stop.stopped_epoch, best.best_model_path, best.best_k_models, runs.current_epoch]
-    everyones = runs.strategy.broadcast(decisions)
-    assert str(decisions) == str(everyones), "ranks have decided differently"
+    all_values = runs.strategy.broadcast(decisions)
+    assert str(decisions) == str(all_values), "ranks have decided differently"
     table = (folder / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
     kept = {name: value for name, value in state.items() if name not in ("callbacks", "loops", "hyper_parameters")}
     return {
@@ -63,11 +63,11 @@ def training(kind: str) -> Any:
 
 @case
 def accumulated_and_clipped(kind: str) -> Any:
-    """Inner steps send nothing, and clipping sees averages."""
+    """Steps that only accumulate send nothing, and the averages are clipped."""
     module = fresh()
     seen: list[Any] = []
 
-    class Look(pl.Callback):
+    class Observer(pl.Callback):
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
             grads = torch.cat([param.grad.flatten() for param in pl_module.parameters()])
             equal = bool((trainer.strategy.all_gather(grads) - grads).abs().max() < 1e-7)
@@ -78,7 +78,7 @@ def accumulated_and_clipped(kind: str) -> Any:
             seen.append(round(float(norm), 4))
 
     runs = trainer(
-        kind, accumulate_grad_batches=3, gradient_clip_val=0.2, gradient_clip_algorithm="norm", callbacks=[Look()]
+        kind, accumulate_grad_batches=3, gradient_clip_val=0.2, gradient_clip_algorithm="norm", callbacks=[Observer()]
     )
     runs.fit(module, loader(32 * SIZE, shuffle=False))
     assert [value for value in seen[:4] if isinstance(value, bool)] == [False, False, True], seen
@@ -133,13 +133,13 @@ def buffers(kind: str) -> Any:
     module = fresh(Normalised)
     runs = trainer(kind)
     runs.fit(module, loader(), loader(24, shuffle=False))
-    shown = weights(module) if RANK == 0 else {}  # the others' averages are their own until the next validation
+    shown = weights(module) if RANK == 0 else {}  # the averages of other ranks differ until the next validation
     return {"weights": shown, "metrics": metrics(runs.callback_metrics)}
 
 
 @case
 def operations(kind: str) -> Any:
-    """Gathers stack, scalars too; reductions; gradients through a gather."""
+    """Gathers stack tensors, also scalars; reductions; gradients through a gather."""
     found: dict[str, Any] = {}
 
     class Ask(Regression):
@@ -149,8 +149,8 @@ def operations(kind: str) -> Any:
             found["scalar"] = self.all_gather(torch.tensor(float(RANK)))
             found["tree"] = self.all_gather({"a": local, "b": [local + 1]})
             kept = local.clone().requires_grad_()
-            everyones: Any = self.all_gather(kept, sync_grads=True)
-            (everyones * (RANK + 1)).sum().backward()
+            all_values: Any = self.all_gather(kept, sync_grads=True)
+            (all_values * (RANK + 1)).sum().backward()
             found["gradient"] = kept.grad
             reduce = self.trainer.strategy.reduce
             for op in ("mean", "sum", "max", "min"):

@@ -25,7 +25,7 @@ class Line(pl.LightningModule):
         self.layer = torch.nn.Linear(2, 1)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """How far it is from them."""
+        """The mean square distance of the points from the line."""
         found: torch.Tensor = (self.layer(batch[0]) - batch[1]).square().mean()
         return found
 
@@ -42,12 +42,12 @@ class Line(pl.LightningModule):
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """Plain."""
+        """SGD without momentum."""
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
 def chosen(name: str) -> Any:
-    """By its name, or as an object."""
+    """The strategy by its name, or as an object."""
     if name != "object":
         return name
     from farandole.lightning import FarandoleStrategy
@@ -56,7 +56,7 @@ def chosen(name: str) -> Any:
 
 
 def main() -> None:
-    """Fits, and asks what scripts ask."""
+    """Trains, and reads what scripts read afterwards."""
     folder = Path(sys.argv[2])
     x = torch.randn(32, 2, generator=torch.Generator().manual_seed(1))
     data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4)

@@ -1,5 +1,5 @@
 # Runs a framework without one of its private names at a time, each in a fork of a process that has imported it.
-# Touches the framework, from which it takes names away, and farandole as users see it.
+# Touches the framework, from which it removes names, and the public names of farandole.
 """`python private_names_job.py FRAMEWORK` prints the warnings and the error for each name."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Without:
-    """An object of C++, which loses nothing, without one of its attributes."""
+    """Replaces an object of C++, whose attributes cannot be removed: it hides one of them."""
 
     def __init__(self, inner: Any, name: str) -> None:
         self._inner, self._name = inner, name
@@ -28,21 +28,21 @@ class Without:
         return getattr(self._inner, name)
 
 
-class Gone:
-    """In a class, where a base class has the attribute as well."""
+class Removed:
+    """Replaces an attribute of a class: without it, Python would find the attribute of a base class."""
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        raise AttributeError("taken away")
+        raise AttributeError("removed")
 
 
-def take_away(path: str) -> None:
-    """As in a release that does not have it."""
+def remove(path: str) -> None:
+    """Removes the name, as if this release did not have it."""
     module, _, attributes = path.partition(":")
     *before, last = attributes.split(".")
     owner: Any = functools.reduce(getattr, before, importlib.import_module(module))
     if isinstance(owner, type):
         vars(owner).get("__annotations__", {}).pop(last, None)
-        setattr(owner, last, Gone())
+        setattr(owner, last, Removed())
     else:
         try:
             delattr(owner, last)
@@ -70,8 +70,8 @@ def with_torch(path: str) -> None:
     def model() -> Any:
         return torch.nn.Sequential(torch.nn.Linear(4, 4), hvd.SyncBatchNorm(4), torch.nn.Linear(4, 1))
 
-    def stepping(of: Any) -> Any:
-        return torch.optim.SGD(of.parameters(), lr=0.1)
+    def sgd_of(module: Any) -> Any:
+        return torch.optim.SGD(module.parameters(), lr=0.1)
 
     if path.endswith("_FR_SELF_RECORDING_BACKENDS"):  # releases without it have no such recorder
         sys.modules["torch.distributed.distributed_c10d"].__dict__["_maybe_attach_flight_recorder"] = print
@@ -80,22 +80,22 @@ def with_torch(path: str) -> None:
     else:
         dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)
         shared = torch.ones(1 << 20)
-        if not path.endswith("._share_fd_cpu_"):  # by which torch itself shares
+        if not path.endswith("._share_fd_cpu_"):  # torch itself shares tensors by this name
             shared.share_memory_()
         dist.all_reduce(shared)
         assert (shared == 1).all()
         wrapped = torch.nn.parallel.DistributedDataParallel(model())
-        trains(wrapped, stepping(wrapped))
+        trains(wrapped, sgd_of(wrapped))
         if path.endswith("._get_default_store"):
             raises(RuntimeError, "which new groups need", lambda: dist.new_group([0]))
         if any(path.endswith(name) for name in ("._register_backend", "._set_group_name", "._get_backend")):
             pairs_are_refused()
-            hvd.init()  # that has ended torch's
+            hvd.init()  # pairs_are_refused() has ended torch's default group
     if path.endswith("_coalescing"):
         raises(RuntimeError, "cannot coalesce operations", lambda: coalesce_by(path))
     assert dist.is_backend_available("farandole")
     plain = model()
-    trains(plain, hvd.DistributedOptimizer(stepping(plain)))
+    trains(plain, hvd.DistributedOptimizer(sgd_of(plain)))
     if dist.is_initialized():
         dist.destroy_process_group()
     hvd.shutdown()
@@ -108,7 +108,7 @@ def coalesce_by(path: str) -> None:
 
 
 def pairs_are_refused() -> None:
-    """Where ours is a group in Python; other releases of torch compose by themselves."""
+    """For releases of torch in which our backend is a group in Python; other releases combine backends themselves."""
     import torch.distributed as dist
 
     if hasattr(dist, "BackendBase"):
@@ -119,12 +119,12 @@ def pairs_are_refused() -> None:
 
 
 def with_jax(path: str) -> None:
-    """The binding is there, or says why it is not."""
+    """The binding can be imported, or its error says why not."""
     import farandole.jax  # noqa: F401
 
 
 def with_ray(path: str) -> None:
-    """What the trainers ask for, without a cluster."""
+    """What the trainers use of Ray, without a cluster."""
     from farandole.bindings.private import MISSING, ray_names
 
     class Reports:
@@ -133,11 +133,11 @@ def with_ray(path: str) -> None:
 
     missing = {name.partition("_kv_")[2] for name in MISSING}
     if "put" in missing:
-        ray_names.keep(b"key", b"value", b"space")
+        ray_names.store_value(b"key", b"value", b"space")
     if "get" in missing:
-        assert ray_names.kept(b"key", b"space") is None
+        assert ray_names.stored_value(b"key", b"space") is None
     if "del" in missing:
-        ray_names.forget(b"key", b"space")
+        ray_names.delete_value(b"key", b"space")
     if any(name.endswith("train_fn_utils") for name in MISSING):
         ray_names.wrap_reports(Reports)  # outside of a train function it would raise
 
@@ -153,11 +153,11 @@ def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def missing(owner: Any, name: str, message: str) -> Iterator[None]:
-    """Inside, the owner has no such name; what is announced is warned of once, and with these words."""
+    """In its block the owner does not have this name. Checks that one warning names it and contains `message`."""
     held = vars(owner).get(name)
     if isinstance(owner, type):
         vars(owner).get("__annotations__", {}).pop(name, None)
-        setattr(owner, name, Gone())
+        setattr(owner, name, Removed())
     else:
         delattr(owner, name)
     with warnings.catch_warnings(record=True) as seen:
@@ -180,7 +180,7 @@ def overridden(kind: Any) -> set[str]:
 
 
 def without_names_of_lightning() -> None:
-    """Each that its classes, its modules and its objects have; they are independent, so one process is enough."""
+    """The private names of its classes, modules and objects. They are independent, so one process is enough."""
     import lightning.fabric
     import lightning.fabric.fabric
     import lightning.fabric.utilities.distributed
@@ -215,18 +215,18 @@ def without_names_of_lightning() -> None:
         lightning_names.forget_fit(trainer)
     with missing(_FitLoop, "_should_accumulate", "ElasticCallback raises RuntimeError"):
         again(lambda: lightning_names.look_up_names("lightning.pytorch"))
-        raises(RuntimeError, "_should_accumulate", lambda: lightning_names.look_at(trainer))
+        raises(RuntimeError, "_should_accumulate", lambda: lightning_names.check_trainer(trainer))
         raises(RuntimeError, "_should_accumulate", lambda: lightning_names.accumulates(loop))
     for owner, name, call in (
         (trainer, "_checkpoint_connector", lambda: lightning_names.checkpoint(trainer)),
         (loop, "_combined_loader_states_to_load", lambda: lightning_names.loader_states(loop)),
         (loop, "_combined_loader", lambda: lightning_names.loaders(loop)),
-        (loop, "_data_fetcher", lambda: lightning_names.look_at(trainer)),
+        (loop, "_data_fetcher", lambda: lightning_names.check_trainer(trainer)),
     ):
         with missing(owner, name, "ElasticCallback raises RuntimeError"):
-            raises(RuntimeError, name, lambda: lightning_names.look_at(trainer))
+            raises(RuntimeError, name, lambda: lightning_names.check_trainer(trainer))
             raises(RuntimeError, name, call)
-    lightning_names.look_at(trainer)
+    lightning_names.check_trainer(trainer)
 
     module = sys.modules["lightning.fabric.utilities.distributed"]
     with missing(module, "_set_num_threads_if_needed", "each uses all cores"):
@@ -253,7 +253,7 @@ def without_names_of_lightning() -> None:
 
 
 def without_names_of_spark() -> None:
-    """Without a cluster: who is asked is not there, or stands for one that lacks something."""
+    """Runs without a cluster: Spark's objects are missing, or replaced by objects without some attribute."""
     import types
 
     import pyspark
@@ -320,12 +320,12 @@ def without_names_of_tensorflow() -> None:
         assert tensorflow_names.accumulated(optimizer) == []
     plain: Any = keras.optimizers.SGD()
     with missing(plain, "_trainable_variables", "give them to it"):
-        tensorflow_names.look_at_variables(plain)
+        tensorflow_names.check_variables(plain)
         raises(RuntimeError, "give them to apply()", lambda: tensorflow_names.trainable(plain.__getattribute__))
 
 
 def without_names_of_mxnet() -> None:
-    """In MXNet's own environment."""
+    """Runs in the separate environment with MXNet."""
     import mxnet as mx
 
     later = mx.gluon.nn.Dense(2)
@@ -358,7 +358,7 @@ TOGETHER: dict[str, Callable[[], None]] = {
 CASES: dict[str, Callable[[str], None]] = {"torch": with_torch, "jax": with_jax, "ray": with_ray}
 
 
-# What the cases make the framework import by itself, once for all: with all of its names.
+# Modules that the framework imports only when the cases use them. They are imported once, with all names.
 LATE = {
     "torch": ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"),
     "jax": ("jax.extend.core", "jax.interpreters.mlir", "jax.interpreters.batching", "jax.numpy", "jax.ffi"),
@@ -384,7 +384,7 @@ def alone(run: Callable[[], Any]) -> Any:
 
 
 def names_of(framework: str) -> dict[str, str]:
-    """The names that are there, and what is said to happen without them."""
+    """The names that exist, and what happens without each."""
     importlib.import_module(f"farandole.bindings.private.{framework}_names")
     private = importlib.import_module("farandole.bindings.private")
     return {path: name.without for path, name in private.FOUND.items()}
@@ -392,7 +392,7 @@ def names_of(framework: str) -> dict[str, str]:
 
 def without(framework: str, path: str) -> dict[str, Any]:
     """What the case says when this name is missing."""
-    take_away(path)
+    remove(path)
     raised = ""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

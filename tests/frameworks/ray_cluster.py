@@ -57,13 +57,12 @@ class Cluster:
         }
         self._output_file = open(self.home / "output", "w+b")  # noqa: SIM115
         command = [sys.executable, str(HERE / "ray_cluster.py"), json.dumps(list(nodes)), str(int(client))]
+        self._begin_driver(command, ROOT)
+
+    def _begin_driver(self, command: Sequence[str], directory: Path) -> None:
+        pipe, environment = subprocess.PIPE, self.environment
         self._process = subprocess.Popen(
-            command,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output_file,
-            cwd=ROOT,
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=self._output_file, cwd=directory
         )
 
     @classmethod

@@ -182,7 +182,7 @@ def _runs(pid: int) -> bool:
 
 
 def _spark_worker(pid: int) -> int:
-    """Of a rank: the process that Spark itself started. rank -> agent -> guard -> Spark's worker"""
+    """The process that Spark itself started, above this rank: rank -> agent -> guard -> Spark's worker."""
     for _ in range(3):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     assert b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()

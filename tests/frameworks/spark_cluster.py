@@ -71,14 +71,7 @@ class Application(Cluster):
             if workers:
                 master, begun = self._cluster(workers)
             command = [sys.executable, str(HERE / "spark_cluster.py"), master, str(self.home), str(int(bool(workers)))]
-            self._process = subprocess.Popen(
-                command,
-                env=self.environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._output_file,
-                cwd=self.home,
-            )
+            self._begin_driver(command, self.home)
             self._servers.append(self._process)
             for one in begun:  # while the driver starts as well
                 self._wait_for_line(*one)

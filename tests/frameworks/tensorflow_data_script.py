@@ -29,9 +29,9 @@ else:
         assert "tf_data_service" in str(error)
     with tf_data_service(config, rank) as address:
         local = [int(x) for x in dataset.apply(tf.data.experimental.service.distribute("parallel_epochs", address))]
-everyones = hvd.allgather_object(local)
+all_values = hvd.allgather_object(local)
 if rank == 0:
     config.compute_client(verbose=2).shutdown()
-    found = sorted(x for part in everyones for x in part)
+    found = sorted(x for part in all_values for x in part)
     print("all of them once:", found == [x * x for x in range(60)])
 hvd.shutdown()

@@ -27,7 +27,7 @@ from farandole.elastic import memory
 TRAINING = Table()
 case = TRAINING.case
 STEPS = 5
-# Of collectives in any order: compiled, and where each is a call of Python, which takes twenty times as long.
+# The number of collectives in any order: compiled ones, and calls of Python, which take twenty times as long.
 MANY_STEPS, SLOW_STEPS = 200, int(os.environ.get("SLOW_STEPS", "200"))
 V1 = tf.compat.v1
 
@@ -61,8 +61,8 @@ def flat(*values: Any) -> Any:
 
 def agree(found: Any, wanted: Any, tolerance: float = 1e-9) -> None:
     assert np.abs(found - wanted).max() < tolerance, np.abs(found - wanted).max()
-    everyones = hvd.allgather_object(found.tobytes())
-    assert len(set(everyones)) == 1, "the ranks' bits differ"
+    all_values = hvd.allgather_object(found.tobytes())
+    assert len(set(all_values)) == 1, "the ranks' bits differ"
 
 
 def trained(rank: int, size: int, wrap: Callable[[Any], Any], stepper: Any, function: bool) -> Any:
@@ -226,7 +226,7 @@ def training_in_a_process_set(b: Any, rank: int, size: int) -> None:
 
 
 @case()
-def arguments_that_cannot_be(b: Any, rank: int, size: int) -> None:
+def invalid_arguments(b: Any, rank: int, size: int) -> None:
     tape = tf.GradientTape()
     fails(ValueError, "gradient_predivide_factor", lambda: hvd.DistributedGradientTape(
         tape, op=hvd.Sum, gradient_predivide_factor=2.0))  # fmt: skip

@@ -117,7 +117,7 @@ def test_a_script_with_many_mistakes(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_a_script_that_knows_nothing_of_ranks(tmp_path: Path) -> None:
+def test_a_script_that_does_not_use_ranks(tmp_path: Path) -> None:
     found, said = check(tmp_path, SAME, 1)
     wrong = {about for about, one in found.items() if one["state"] == "WRONG"}
     assert wrong == {"init", "optimizer", "samples"}, said

@@ -175,15 +175,15 @@ def test_lightning_that_is_not_installed_is_an_error(installed: dict[str, str]) 
 
 
 def test_an_old_lightning_is_refused(installed: dict[str, str], tmp_path: Path) -> None:
-    for place in ("lightning", "lightning/pytorch"):
-        (tmp_path / "site" / place).mkdir()
-        (tmp_path / "site" / place / "__init__.py").write_text('__version__ = "2.1.4"\n')
+    for package in ("lightning", "lightning/pytorch"):
+        (tmp_path / "site" / package).mkdir()
+        (tmp_path / "site" / package / "__init__.py").write_text('__version__ = "2.1.4"\n')
     environment = {**installed, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT / 'src'}"}
     text = output_of([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
     assert "lightning.pytorch is version 2.1.4; farandole.lightning needs 2.6 or newer" in text
 
 
-RUNS = {  # its module; what one run leaves, the files of a metric
+RUNS = {  # logger -> its module, and the files that one run writes
     "wandb": ("wandb", "wandb/offline-run-*/*.wandb"),
     "mlflow": ("mlflow", "mlflow/*/*/metrics/loss_epoch"),
     "comet": ("comet_ml", "comet/*.zip"),
@@ -192,14 +192,14 @@ RUNS = {  # its module; what one run leaves, the files of a metric
 
 def test_loggers_of_other_packages_write_one_run(installed: dict[str, str], tmp_path: Path) -> None:
     """Offline or to a file: two ranks, one run, that of rank 0. Lightning 2.6 has no logger for Neptune any more."""
-    there = [name for name, (module, _) in RUNS.items() if importlib.util.find_spec(module) is not None]
-    if not there:
+    installed_loggers = [name for name, (module, _) in RUNS.items() if importlib.util.find_spec(module) is not None]
+    if not installed_loggers:
         pytest.skip("neither wandb nor mlflow nor comet_ml is installed")
-    environment = {**installed, "SCRATCH": str(tmp_path), "LOGGERS": " ".join(there), "HOME": str(tmp_path)}
+    environment = {**installed, "SCRATCH": str(tmp_path), "LOGGERS": " ".join(installed_loggers), "HOME": str(tmp_path)}
     environment |= {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "COMET_START_ONLINE": "0"}
     job = str(ROOT / "tests" / "frameworks" / "lightning_loggers_job.py")
     output_of([sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, job], environment)
-    for name in there:
+    for name in installed_loggers:
         [run] = tmp_path.glob(RUNS[name][1])
         assert run.stat().st_size > 20, name
 

@@ -41,7 +41,7 @@ RANKS = {
 }
 EXECUTORS = {
     "Ray": (["ray"], "from farandole.ray import RayExecutor\nfor _ in range(2): RayExecutor(num_workers=1)"),
-    # Without a Spark application nothing follows.
+    # Without a Spark application the executor only warns and fails.
     "Spark": (
         ["pyspark"],
         "import contextlib; from farandole.spark import SparkExecutor\n"

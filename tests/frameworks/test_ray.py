@@ -51,7 +51,7 @@ def test_a_function_that_raises_and_an_actor_that_dies(cluster: Cluster) -> None
     in_time(found["death_seconds"], 15.0, "the death of an actor")
 
 
-def test_more_workers_than_there_is_room_for(cluster: Cluster) -> None:
+def test_too_many_workers_are_an_error_with_numbers(cluster: Cluster) -> None:
     many, hosts, gpus, elastic, free = cluster.ask("too_many")
     assert "no free resources for 50 workers within 1 s" in many
     assert "50 CPU are needed, the cluster has 4, 4 are free" in many
@@ -84,7 +84,7 @@ for arguments in (
     except ValueError as error:
         assert len(str(error)) > 20, error
     else:
-        raise SystemExit(f"{arguments} was taken")
+        raise SystemExit(f"{arguments} was accepted")
 executor = RayExecutor(num_workers=1)
 try:
     executor.run(print)
@@ -110,8 +110,8 @@ for rank, (host, node) in enumerate([("host", "a"), ("host", "b"), ("other", "c"
 assert coordinator.hostnames == {"host", "other"} and coordinator.world_size == 4
 print(coordinator.node_id_string, coordinator.finalize_registration()[3])
 """
-    place = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
-    assert fresh(code).stdout == f"a:2,b:1,c:1 { {'HOROVOD_' + name: value for name, value in place.items()} }\n"
+    numbers = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    assert fresh(code).stdout == f"a:2,b:1,c:1 { {'HOROVOD_' + name: value for name, value in numbers.items()} }\n"
 
 
 def fresh(code: str, *options: str, path: str = "") -> subprocess.CompletedProcess[str]:

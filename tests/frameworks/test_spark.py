@@ -57,7 +57,7 @@ def test_run_as_the_contract_has_it(local: Application) -> None:
     print(f"two ranks in {found['seconds']:.1f} s")
 
 
-def test_workers_stay_between_functions(local: Application) -> None:
+def test_workers_keep_running_between_functions(local: Application) -> None:
     found = local.ask("workers_that_stay")
     assert (found["run"], found["again"], found["single"]) == ([1, 1], [3, 3], 6)
     assert (found["submit"], found["remote"]) == (13, [10, 17])

@@ -73,14 +73,14 @@ def registry(secret: Secret) -> Iterator[TaskRegistry]:
 def test_tasks_take_slots_and_start_agents(registry: TaskRegistry, secret: Secret) -> None:
     tasks = [Task(registry, secret) for _ in range(2)]
     assert registry.await_slots(2, time.monotonic() + 60, lambda: None)
-    ((name, seats),) = registry.slots().items()  # one process is above both: one executor
-    assert [(here.gpus, here.cpus, here.host) for here in seats] == [(("3",), 2, os.uname().nodename)] * 2
-    line, agent = registry.take(name)
+    ((name, slots),) = registry.slots().items()  # both have the same parent process, so they are one executor
+    assert [(here.gpus, here.cpus, here.host) for here in slots] == [(("3",), 2, os.uname().nodename)] * 2
+    connection, agent = registry.take(name)
     with pytest.raises(OSError, match="has not started an agent yet"):
         registry.take(name)  # which asks for another one
     until(lambda: registry._executors[name].ready)
     assert agent.poll() is None
-    line.close()  # an agent ends when its connection ends
+    connection.close()  # an agent ends when its connection ends
     assert agent.wait(60) == 0
     other, _ = registry.take(name)
     other.close()
@@ -88,17 +88,17 @@ def test_tasks_take_slots_and_start_agents(registry: TaskRegistry, secret: Secre
     assert [task.end() for task in tasks] == [(0, "")] * 2
 
 
-def test_a_task_that_is_killed_leaves_with_its_agent(registry: TaskRegistry, secret: Secret) -> None:
+def test_a_killed_task_is_removed_with_its_agent(registry: TaskRegistry, secret: Secret) -> None:
     task = Task(registry, secret)
     assert registry.await_slots(1, time.monotonic() + 60, lambda: None)
     (name,) = registry.slots()
-    line, agent = registry.take(name)
+    connection, agent = registry.take(name)
     task.process.kill()
     assert agent.wait(60) == 1 and registry.count() == 0 and registry.slots() == {}
     with contextlib.suppress(ConnectionResetError):
-        while _readable(line) and line.recv(4096):  # the agent detects this too, and closes the connection
+        while _readable(connection) and connection.recv(4096):  # the agent detects this too, and closes the connection
             pass
-    line.close()
+    connection.close()
     assert task.end()[0] == -9
 
 

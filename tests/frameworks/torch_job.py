@@ -67,8 +67,8 @@ def grads_of(model: nn.Module) -> list[Any]:
 
 def equal_everywhere(model: nn.Module) -> None:
     flat = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
-    everyones = hvd.allgather(flat[None])
-    assert all(torch.equal(row, everyones[0]) for row in everyones), "parameters differ between ranks"
+    all_values = hvd.allgather(flat[None])
+    assert all(torch.equal(row, all_values[0]) for row in all_values), "parameters differ between ranks"
 
 
 def wrap(model: nn.Module, **options: Any) -> Any:

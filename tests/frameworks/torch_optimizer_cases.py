@@ -269,13 +269,13 @@ def missing_gradients_count_as_zeros() -> None:
             optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups)
             for step in range(4):
                 optimizer.zero_grad()
-                everyones = [[(step + rank) % 4, (step + 2 * rank + 1) % 4] for rank in range(hvd.size())]
+                all_values = [[(step + rank) % 4, (step + 2 * rank + 1) % 4] for rank in range(hvd.size())]
                 words = [[rank, 3] if (step + rank) % 2 == 0 else [] for rank in range(hvd.size())]
                 twin = copy.deepcopy(model)
                 twin.zero_grad()
                 for rank in range(hvd.size()):
-                    (twin(everyones[rank], words[rank]) / hvd.size()).backward()
-                model(everyones[hvd.rank()], words[hvd.rank()]).backward()
+                    (twin(all_values[rank], words[rank]) / hvd.size()).backward()
+                model(all_values[hvd.rank()], words[hvd.rank()]).backward()
                 optimizer.synchronize()
                 for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
                     wanted = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad

@@ -56,7 +56,7 @@ def scaled_step(order: str, optimizer: Any, scaler: Any) -> None:
         scaler.step(optimizer)
 
 
-def everyones(value: float) -> list[Any]:
+def all_values(value: float) -> list[Any]:
     return list(hvd.allgather(torch.tensor([value])).tolist())
 
 
@@ -77,7 +77,7 @@ def trained(scaler: Any, optimizer: Any, weight: nn.Parameter, order: str, bad: 
             scale /= 2
         else:
             expected -= 0.5 * 0.5**step * (1 + hvd.size()) / 2
-        assert everyones(scaler.get_scale()) == [scale] * hvd.size(), f"{order}, step {step}"
+        assert all_values(scaler.get_scale()) == [scale] * hvd.size(), f"{order}, step {step}"
         torch.testing.assert_close(weight.detach(), expected)
 
 
@@ -107,7 +107,7 @@ def clipping_between_unscaling_and_stepping_keeps_the_agreement() -> None:
         optimizer.clip_grad_norm_(8**0.5 / 2)
         scaler.step(optimizer)
         scaler.update()
-        assert everyones(scaler.get_scale()) == [8.0 / 2 ** min(step, 2)] * hvd.size()
+        assert all_values(scaler.get_scale()) == [8.0 / 2 ** min(step, 2)] * hvd.size()
         moved = 0.0 if step in (1, 2) else 0.25
         torch.testing.assert_close(weight.detach(), before - moved)
 

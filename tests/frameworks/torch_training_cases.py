@@ -60,7 +60,7 @@ class Sparse(nn.Module):
 
 
 def models(kind: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """The one for the whole batch, and its like for shards."""
+    """A model for the whole batch, and an equal one for shards."""
     torch.manual_seed(3)
     if kind == "cnn":
         whole: nn.Module = Cnn(nn.BatchNorm2d)
@@ -111,14 +111,14 @@ def train_both(kind: str, name: str, make: Any, dtype: torch.dtype) -> float:
         cross_entropy(whole(x), y).backward()
         plain.step()
         distributed.zero_grad()
-        # A shard counts by its rows.
+        # The loss of a shard is weighted by its number of rows.
         loss = cross_entropy(shards(x[local]), y[local], reduction="sum") * (hvd.size() / ROWS)
         loss.backward()
         distributed.step()
     trained = [param for group in distributed.param_groups for param in group["params"]]
     flat = torch.cat([param.detach().reshape(-1) for param in trained])
-    everyones = hvd.allgather(flat[None], name=f"{kind}.{name}.{dtype}")
-    assert all(torch.equal(row, everyones[0]) for row in everyones), f"{kind} {name}: bits differ between ranks"
+    all_values = hvd.allgather(flat[None], name=f"{kind}.{name}.{dtype}")
+    assert all(torch.equal(row, all_values[0]) for row in all_values), f"{kind} {name}: bits differ between ranks"
     reference = [param for group in plain.param_groups for param in group["params"]]
     start = torch.cat([param.detach().reshape(-1) for param in models(kind, dtype)[0].parameters()])
     assert not torch.equal(start[: len(flat)], flat), "nothing was learnt"
@@ -138,7 +138,7 @@ def shards() -> dict[str, float]:
 # --- nothing is regular ----------------------------------------------------------------------------------------------
 
 
-class Tangle(nn.Module):
+class IrregularModel(nn.Module):
     """Layers that run in any order, or not at all."""
 
     def __init__(self, seed: int) -> None:
@@ -148,26 +148,26 @@ class Tangle(nn.Module):
         self.wide = nn.Linear(6, 20000)  # too large to be deferred
         self.words = nn.Embedding(20, 6, sparse=True)
 
-    def forward(self, luck: random.Random) -> torch.Tensor:
+    def forward(self, random_numbers: random.Random) -> torch.Tensor:
         x = torch.ones(6)
-        for index in luck.sample(range(8), luck.randrange(9)):
+        for index in random_numbers.sample(range(8), random_numbers.randrange(9)):
             x = torch.tanh(self.layers[index](x))
-        if luck.random() < 0.5:
-            x = x + self.words(torch.tensor([luck.randrange(20)]))[0]
-        if luck.random() < 0.5:
+        if random_numbers.random() < 0.5:
+            x = x + self.words(torch.tensor([random_numbers.randrange(20)]))[0]
+        if random_numbers.random() < 0.5:
             x = x + self.wide(x).mean()
         return x.sum()
 
 
-class Team:
+class SetOfRanks:
     """A process set with a model and an optimizer of its own."""
 
-    def __init__(self, ranks: list[int], seed: int, luck: random.Random) -> None:
+    def __init__(self, ranks: list[int], seed: int, random_numbers: random.Random) -> None:
         everyone = len(ranks) == hvd.size()
         self.set = hvd.global_process_set if everyone else hvd.add_process_set(ranks)
         self.ranks = ranks
-        self.model = Tangle(seed)
-        groups = luck.choice([None, None, 3])
+        self.model = IrregularModel(seed)
+        groups = random_numbers.choice([None, None, 3])
         self.optimizer = None
         if hvd.rank() in ranks:
             self.optimizer = hvd.DistributedOptimizer(
@@ -177,10 +177,10 @@ class Team:
                 process_set=self.set,
             )
 
-    def step(self, luck: random.Random, keep: bool) -> None:
+    def step(self, random_numbers: random.Random, keep: bool) -> None:
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=not keep)
-        loss = self.model(luck)
+        loss = self.model(random_numbers)
         if loss.requires_grad:
             loss.backward()
         self.optimizer.step()
@@ -188,8 +188,10 @@ class Team:
     def check(self) -> None:
         flat = torch.cat([param.detach().reshape(-1) for param in self.model.parameters()])
         if hvd.rank() in self.ranks:
-            everyones = hvd.allgather(flat[None], process_set=self.set)
-            assert all(torch.equal(row, everyones[0]) for row in everyones), f"team {self.ranks} disagrees"
+            all_values = hvd.allgather(flat[None], process_set=self.set)
+            assert all(torch.equal(row, all_values[0]) for row in all_values), (
+                f"one_set {self.ranks}: parameters differ"
+            )
 
     def end(self) -> None:
         self.check()
@@ -203,36 +205,36 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def belongings() -> tuple[int, int]:
+def threads_and_descriptors() -> tuple[int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
 def chaos() -> dict[str, Any]:
     shared, own_random = random.Random(5), random.Random(hvd.rank())
     choices = [ranks for ranks in ([0, 1], [0, 2], [1, 2]) if ranks[-1] < hvd.size()] if hvd.size() > 2 else []
-    teams = [Team(list(range(hvd.size())), 0, shared)]
-    before, size = belongings(), 0
+    sets = [SetOfRanks(list(range(hvd.size())), 0, shared)]
+    before, size = threads_and_descriptors(), 0
     for step in range(300):
         if step == 100:
             gc.collect()
-            size, before = resident(), belongings()
+            size, before = resident(), threads_and_descriptors()
         if step % 20 == 10:
-            while len(teams) > 1:
-                teams.pop().end()
+            while len(sets) > 1:
+                sets.pop().end()
             for ranks in shared.sample(choices, min(len(choices), shared.randrange(1, 3))):
-                teams.append(Team(ranks, step, shared))
-        active = shared.sample(teams, shared.randrange(1, len(teams) + 1))
+                sets.append(SetOfRanks(ranks, step, shared))
+        active = shared.sample(sets, shared.randrange(1, len(sets) + 1))
         keep = shared.random() < 0.3
-        for team in active:
-            if team.optimizer is not None:
-                team.step(own_random, keep)
-    for team in teams[::-1]:
-        team.end()
+        for one_set in active:
+            if one_set.optimizer is not None:
+                one_set.step(own_random, keep)
+    for one_set in sets[::-1]:
+        one_set.end()
     gc.collect()
     engine = runtime.world.engine
     grown = resident() - size
     assert grown < 16 << 20, f"{grown} bytes more than 200 steps before"
-    threads, descriptors = belongings()
+    threads, descriptors = threads_and_descriptors()
     assert threads <= before[0] and descriptors <= before[1] + 12, (before, threads, descriptors)
     assert not runtime.world.handles and not getattr(engine, "pending", 0)
     return {"grown": grown, **{name: engine.counter(name) for name in ("planned_buckets", "negotiated_buckets")}}

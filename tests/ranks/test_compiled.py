@@ -35,7 +35,7 @@ source, failure, path = Path(os.environ["SCRATCH"], "answer.cc"), "", None
 def load():
     global path
     try:
-        path = compiled.built(runtime.place, "answering", "1.0", source, [], [])
+        path = compiled.built(runtime.config, "answering", "1.0", source, [], [])
     except compiled.FAILURES as error:
         return str(error) or type(error).__name__
     return ""

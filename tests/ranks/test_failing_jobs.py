@@ -39,17 +39,8 @@ CASES = {
 
 
 def run(body: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "farandole",
-        "run",
-        "-np",
-        "3",
-        sys.executable,
-        "-c",
-        PROGRAM.replace("HERE", body),
-    ]
+    program = PROGRAM.replace("HERE", body)
+    command = [sys.executable, "-m", "farandole", "run", "-np", "3", sys.executable, "-c", program]
     env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **more}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
@@ -69,7 +60,7 @@ def test_row_8_the_rank_with_the_root_cause_is_named(body: str) -> None:
         assert "failed first: exit code 1: ValueError: bad data (<string>:7)" in done.stderr, done.stderr
 
 
-def test_tracebacks_leave_out_our_frames_unless_they_are_wanted() -> None:
+def test_tracebacks_leave_out_our_frames_unless_the_user_wants_them() -> None:
     for wish, traces, frames in (("short", 1, False), ("full", 3, True)):
         said = run("hvd.allreduce('no array', name='y')", FARANDOLE_TRACEBACKS=wish).stderr
         assert said.count("Traceback") == traces and ("/farandole/operations/" in said) == frames, said

@@ -1,8 +1,8 @@
 # The fault matrix: SIGKILL at named points of every collective, on every kind of link, of every kind of victim.
 # Touches the test-only library through real processes.
-"""Each cell proves that it fired (the victim died of its own SIGKILL at a point that the control run passed), and that
-every survivor raised PeerLost naming the victim. The time runs from the victim's last report, just before the operation
-in which it dies, to the survivors' exceptions: a little longer than the detection, never shorter."""
+"""Each cell checks that its fault occurred: the victim died by its own SIGKILL at a point that the control run passed.
+Every survivor must raise PeerLost that names the victim. The time runs from the victim's last report, just before the
+operation in which it dies, to the survivors' exceptions: a little longer than the detection, never shorter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def operate(kind, name):
     if kind == "allreduce": hvd.allreduce(big, op=hvd.Sum, name=name)
     if kind == "allgather": hvd.allgather(big, name=name)
     if kind == "broadcast": hvd.broadcast(big, 1, name=name)
-    if kind == "alltoall":  # of a plan: so large that neighbours write into the results
+    if kind == "alltoall":  # of a plan: so large that other ranks of the host write into the results
         hvd.alltoall(np.ones((3 * 400_000,), np.float32) if name == "x" else big, name=name)
     if kind == "reducescatter": hvd.reducescatter(big, op=hvd.Sum, name=name)
     if kind == "barrier": hvd.barrier()
@@ -83,7 +83,7 @@ try:  # a survivor may still be busy with the last repetition when the victim is
         engine().chaos_set(f"{KIND}.{PHASE}", "kill")
         report(at=time.monotonic())
     operate(KIND, "x" if PLANNED else "new")
-    operate("barrier", None)  # where the point is passed after the others are done, they notice here
+    operate("barrier", None)  # if the victim dies after the others are done, they notice it here
     report(at=time.monotonic(), error="none")
 except HorovodInternalError as error:
     report(at=time.monotonic(), error=type(error).__name__, rank=getattr(error, "rank", None), text=str(error))

@@ -101,7 +101,7 @@ def test_a_wrong_shape_is_an_error_on_all_ranks_and_the_launcher_names_the_rank(
     assert told in done.stderr, done.stderr
 
 
-def test_a_clean_job_accuses_nobody(tmp_path: Path) -> None:
+def test_a_job_without_faults_gets_no_verdict(tmp_path: Path) -> None:
     words = command(2, "none", 0, tmp_path)
     done = subprocess.run(words, env=environment(tmp_path, 2.0), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "hang" not in done.stderr and not list(tmp_path.glob("*/hang-*")), done.stderr
@@ -143,7 +143,7 @@ def test_a_running_job_says_what_it_waits_for_when_it_is_asked(tmp_path: Path) -
     assert not (tmp_path / "state" / "farandole").exists()
 
 
-def test_a_hang_that_ends_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_the_end_of_a_hang_is_reported_and_the_job_continues(tmp_path: Path) -> None:
     with running("stopped", tmp_path, 0.5) as (_, printed):
         until(lambda: "does not run" in printed.read_text(), 60, printed.read_text)
         stopped = re.search(r"rank 1 \(process (\d+) on", printed.read_text())
@@ -170,7 +170,7 @@ def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("fault", KINDS)
-def test_of_many_faults_nearly_all_are_attributed(fault: str, tmp_path: Path) -> None:
+def test_nearly_all_of_many_faults_are_attributed(fault: str, tmp_path: Path) -> None:
     wrong: list[str] = []
     repeats = max(1, REPEATS // 10) if fault in WITH_TORCH else REPEATS
     for turn, (size, rank) in zip(range(repeats), itertools.cycle([(3, 0), (3, 1), (3, 2), (2, 1)]), strict=False):
@@ -203,8 +203,8 @@ def test_a_slow_rank_is_named_each_time(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_many_clean_jobs_accuse_nobody(tmp_path: Path) -> None:
+def test_many_jobs_without_faults_get_no_verdict(tmp_path: Path) -> None:
     for turn in range(REPEATS):
         folder = tmp_path / str(turn)
         folder.mkdir()
-        test_a_clean_job_accuses_nobody(folder)
+        test_a_job_without_faults_gets_no_verdict(folder)

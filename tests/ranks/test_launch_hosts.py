@@ -66,7 +66,7 @@ def seconds_until_job_ended(hosts: bed.Bed, seconds: float = 2.0) -> float:
     return took
 
 
-def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
+def test_ranks_on_three_hosts_have_their_numbers_and_nothing_is_left() -> None:
     with bed.hosts(3, ssh=True) as hosts:
         command = [*RUN, "-np", "5", "-H", "host1:2,host2:1,host3:4", sys.executable, "-c", SUM]
         done = hosts[0].run(command, ENVIRONMENT, cwd="/usr")
@@ -87,7 +87,7 @@ def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
         seconds_until_job_ended(hosts)
 
 
-def test_functions_run_on_hosts_and_their_results_come_back() -> None:
+def test_functions_run_on_hosts_and_their_results_are_returned() -> None:
     code = (
         "import farandole, socket\n"
         "def work(data):\n"

@@ -24,12 +24,12 @@ PROGRAM = """
 import json, os, sys
 import numpy as np
 import farandole as hvd
-for line in sys.stdin:  # rank and size of each meeting, as a master says them
+for line in sys.stdin:  # the master sends the rank and size for each rendezvous
     os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"] = line.split()
     hvd.init()
     total = hvd.allreduce(np.full(100, 1.0 + hvd.rank()), op=hvd.Sum, name="sum")
-    place = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-    sys.stdout.write(json.dumps([place, float(total[0])]) + "\\n")
+    numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    sys.stdout.write(json.dumps([numbers, float(total[0])]) + "\\n")
     sys.stdout.flush()
     hvd.shutdown()
 """
@@ -68,7 +68,7 @@ class Master:
         self.workers.append(worker)
         return worker
 
-    def meet(self, workers: list[subprocess.Popen[str]], hosts: str) -> list[Any]:
+    def rendezvous(self, workers: list[subprocess.Popen[str]], hosts: str) -> list[Any]:
         """A new plan; these workers take its ranks in order."""
         self.server.init(get_host_assignments(parse_hosts(hosts), len(workers)))
         for rank, worker in enumerate(workers):
@@ -93,15 +93,21 @@ def test_ranks_of_another_master_program_join_repeatedly(monkeypatch: pytest.Mon
     master = Master(monkeypatch)
     try:
         first = [master.start(), master.start()]
-        assert master.meet(first, "one:2") == [[[0, 2, 0, 2, 0, 1], 3.0], [[1, 2, 1, 2, 0, 1], 3.0]]
-        more = [*reversed(first), master.start()]  # other ranks than before, and a third one
-        assert master.meet(more, "one:2,two:1") == [
+        assert master.rendezvous(first, "one:2") == [[[0, 2, 0, 2, 0, 1], 3.0], [[1, 2, 1, 2, 0, 1], 3.0]]
+        more = [
+            *reversed(first),
+            master.start(),
+        ]  # the ranks are assigned in another order, and there is a third worker
+        assert master.rendezvous(more, "one:2,two:1") == [
             [[0, 3, 0, 2, 0, 2], 6.0],
             [[1, 3, 1, 2, 0, 1], 6.0],
             [[2, 3, 0, 1, 1, 2], 6.0],
         ]
-        assert [index[0] for index, _ in master.meet(first, "one:2")] == [0, 1]  # and one of them less
-        assert [index[:2] for index, _ in master.meet(first, "one:2")] == [[0, 2], [1, 2]]  # the same once more
+        assert [numbers[0] for numbers, _ in master.rendezvous(first, "one:2")] == [0, 1]  # one worker less
+        assert [numbers[:2] for numbers, _ in master.rendezvous(first, "one:2")] == [
+            [0, 2],
+            [1, 2],
+        ]  # the same once more
     finally:
         master.close()
     assert [worker.returncode for worker in master.workers] == [0, 0, 0]

@@ -114,7 +114,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bad_arguments_are_refused_where_they_are_given(engine: str) -> None:
+def test_bad_arguments_are_refused_by_the_call_that_gets_them(engine: str) -> None:
     """Only rank 1 makes a mistake: it gets the error at once, the others notice nothing, and the job continues."""
     with World([0, 0, 1], engine) as world:
         for what, (bad, expected) in BAD.items():

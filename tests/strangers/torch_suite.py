@@ -308,7 +308,7 @@ class Movements(Suite):
 @expanded
 class Mistakes(Suite):
     @over(what=list(TWICE))
-    def test_name_twice(self, what: str) -> None:
+    def test_the_same_name_twice_is_an_error(self, what: str) -> None:
         """The rank that waits last has the first one pending, whatever the others do."""
         ones, begin = torch.ones(self.size), TWICE[what]
         if self.rank == 0:

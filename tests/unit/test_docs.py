@@ -1,4 +1,4 @@
-"""The docs agree with the code: settings are as declared, links lead to files, examples run.
+"""The docs agree with the code: the list of settings is complete, linked files exist, examples run.
 Reads files; runs the example of the README, alone and between two ranks."""
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_another_installed_horovod_is_a_problem(tmp_path: Path) -> None:
     (info / "RECORD").write_text("horovod/__init__.py,,\n")
     done = tool("doctor", path=str(tmp_path))
     assert done.returncode == 1 and done.stdout.splitlines()[-1] == "unfit: horovod", done
-    assert "Horovod 0.28.1 is installed beside Farandole" in done.stdout
+    assert "Horovod 0.28.1 is installed as well" in done.stdout
     assert "-> `python -m pip uninstall horovod" in done.stdout
     assert "two ranks" not in done.stdout, "no job is started on an unfit host"
 

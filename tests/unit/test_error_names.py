@@ -54,7 +54,7 @@ def test_every_start_error_has_a_topic() -> None:
     assert str(StartError("no way", topic="no-agent")) == "no way [no-agent]"
 
 
-def test_names_in_other_places() -> None:
+def test_names_in_other_modules() -> None:
     from farandole.launch import outcome
 
     assert {outcome.AGENT_LOST, outcome.ELASTIC_OVER, outcome.LAUNCHER_BROKEN} <= topics()
@@ -89,5 +89,5 @@ def test_a_traceback_keeps_a_frame_where_all_are_ours() -> None:
         raise ValueError("x")
     except ValueError as error:
         assert "test_error_names.py" in tracebacks.text(error) and tracebacks.LEFT_OUT not in tracebacks.text(error)
-        path, _, line = tracebacks.place(error).rpartition(":")
+        path, _, line = tracebacks.user_line(error).rpartition(":")
         assert path.endswith("test_error_names.py") and line.isdecimal()

@@ -99,7 +99,7 @@ FINE = [
     ("src/farandole/tools/bench.py", PYTHON + "def f():\n    import torch\n"),
     ("src/farandole/launch/spawn.py", PYTHON + "import subprocess\n"),
     ("tests/test_x.py", PYTHON + "time.sle" + "ep(1)  # sleep: the fault lasts a second\n"),
-    ("tests/core/x_test.cc", CORE + "void f() { usle" + "ep(5); }  // sleep: between two looks\n"),
+    ("tests/core/x_test.cc", CORE + "void f() { usle" + "ep(5); }  // sleep: between two checks\n"),
     ("src/farandole/launch/spawn.py", PYTHON + "def f(time):\n    time.sle" + "ep(1)\n"),
     ("src/farandole/tools/__init__.py", ""),
 ]
@@ -112,7 +112,7 @@ def test_allowed_code_breaks_no_rule(tmp_path: Path, path: str, text: str) -> No
     assert [str(finding) for finding in house.check(tmp_path)] == []
 
 
-def test_a_tree_without_git_is_looked_at_and_what_was_built_is_not(tmp_path: Path) -> None:
+def test_a_tree_without_git_is_checked_but_not_what_was_built_in_it(tmp_path: Path) -> None:
     for name in ("src/farandole/a.py", ".venv/lib/b.py", "build/c.py", "src/farandole/build/d.py", "__pycache__/e.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""`make demo`: its medians, its turns and its table from invented numbers; and real runs, short and interrupted.
+"""`make demo`: its medians, turns and table with made-up numbers; and real runs, a short one and an interrupted one.
 Starts scripts/demo.py, copied to a path with a space."""
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def test_another_process_that_slows_whole_rounds_changes_nothing() -> None:
 
 
 def test_single_slow_rounds_do_not_change_the_median() -> None:
-    spoilt = result((48, 50), (48, 100), (90, 50), (48, 50), (48, 75))
-    assert spoilt.efficiency == pytest.approx(0.96)
+    disturbed = result((48, 50), (48, 100), (90, 50), (48, 50), (48, 75))
+    assert disturbed.efficiency == pytest.approx(0.96)
 
 
 def test_one_process_has_a_turn_directly_before_each_of_the_others() -> None:
     order: list[str] = []
 
-    class Player:
+    class FakeJob:
         def __init__(self, name: str, times: Iterator[float]) -> None:
             self.name, self.times = name, times
 
@@ -53,8 +53,8 @@ def test_one_process_has_a_turn_directly_before_each_of_the_others() -> None:
             order.append(self.name)
             return next(self.times), 50
 
-    players = [Player("one", iter((40, 44, 60, 20))), Player("f", iter((50, 51))), Player("g", iter((70, 71)))]
-    found, images = demo.play(players, 2)  # type: ignore[arg-type]
+    jobs = [FakeJob("one", iter((40, 44, 60, 20))), FakeJob("f", iter((50, 51))), FakeJob("g", iter((70, 71)))]
+    found, images = demo.take_turns(jobs, 2)  # type: ignore[arg-type]
     assert order == ["one", "f", "one", "g"] * 2 and images == 50
     assert found[1] == [demo.Round(40, 50), demo.Round(60, 51)]
     assert found[2] == [demo.Round(44, 70), demo.Round(20, 71)]
@@ -89,7 +89,7 @@ def test_a_turn_is_a_few_steps_of_any_epoch_and_the_script_continues_after_the_l
     assert events == ["wait", 0, 1, 2, 3, 4, *handover, 5, 0, 1, 2, 3, *handover, 4, 5]
 
 
-def test_the_epochs_are_whole_turns() -> None:
+def test_every_epoch_has_whole_rounds_of_turns() -> None:
     """Otherwise a process would wait forever for a turn or for an answer."""
     batches = 1500 // 50
     assert batches % turns.STEPS_PER_TURN == 0
@@ -138,7 +138,9 @@ def below(folder: Path) -> list[str]:
 
 
 def nothing_left(folder: Path) -> None:
-    until(lambda: not below(folder), what=lambda: below(folder))  # not our children: we can only look
+    until(
+        lambda: not below(folder), what=lambda: below(folder)
+    )  # they are not children of this process, so it cannot wait for them
     assert list((folder / "temporary files").iterdir()) == []
 
 
@@ -163,7 +165,7 @@ def test_an_interrupt_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     with started(folder, signal.SIG_DFL) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "DDP over Gloo" in line:  # the others are there already
+            if "DDP over Gloo" in line:  # the other jobs have already started
                 break
         assert len(below(folder)) > 3
         process.send_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
 # The names of our strategies in Lightning's registries, with unusual import systems.
 # Touches small test packages with Lightning's names, in separate processes.
-"""An import of Lightning never fails because of us."""
+"""Our import hook never makes an import of Lightning fail."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Finder:
 """
 AFTER = """
 registration.watch()
-[place] = [place for place, finder in enumerate(sys.meta_path) if isinstance(finder, registration.ImportHook)]
-sys.meta_path.insert(place + 1, Finder())
+[index] = [index for index, finder in enumerate(sys.meta_path) if isinstance(finder, registration.ImportHook)]
+sys.meta_path.insert(index + 1, Finder())
 import pytorch_lightning.strategies as found
 print(Finder.asked, list(found.StrategyRegistry))
 """
@@ -54,18 +54,18 @@ Finder.special = special
 RAISING = """
 def special(self, path):
     if Finder.asked == 1:
-        raise RuntimeError("a finder in trouble")
+        raise RuntimeError("an error of a finder")
 Finder.special = special
 """
 BROKEN = """
 def special(self, path):
-    raise ImportError("a finder that says no")
+    raise ImportError("a finder that fails")
 Finder.special = special
 """
 OLD = """
 class Finder:
     asked = 0
-    def find_module(self, name, path=None):  # what Python 3.11 still asks those for
+    def find_module(self, name, path=None):  # the old method, which Python 3.11 still calls
         return None
 """
 
@@ -87,7 +87,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (SEALED, "1 []", "is not available in pytorch_lightning.strategies: nobody may change this loader"),
         (RAISING, "2 []", ""),
     ],
-    ids=["usual", "a finder of old", "a sealed loader", "a finder that fails once"],
+    ids=["usual", "an old finder", "a sealed loader", "a finder that fails once"],
 )
 def test_the_import_of_lightning_works(tmp_path: Path, code: str, printed: str, warned: str) -> None:
     done = run(code, tmp_path)
@@ -97,5 +97,5 @@ def test_the_import_of_lightning_works(tmp_path: Path, code: str, printed: str, 
 
 def test_the_error_of_another_finder_is_its_own(tmp_path: Path) -> None:
     done = run(BROKEN, tmp_path)
-    assert done.returncode == 1 and done.stderr.endswith("ImportError: a finder that says no\n"), done.stderr
+    assert done.returncode == 1 and done.stderr.endswith("ImportError: a finder that fails\n"), done.stderr
     assert "registration.py" not in done.stderr

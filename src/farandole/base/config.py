@@ -20,7 +20,7 @@ MiB = 1 << 20
 OF_OUR_LAUNCHERS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 # The variables of torch.distributed for a rank's numbers; our launchers set these as well.
-TORCH_PLACE = {
+TORCH_VARIABLES = {
     "rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE",
 }  # fmt: skip
 
@@ -45,19 +45,9 @@ def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
 CPU_OPERATIONS = ("gloo", "mpi", "ccl")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 LAUNCHERS = (
-    "auto",
-    "none",
-    "server",
-    "torchrun",
-    "openmpi",
-    "mvapich2",
-    "mpich",
-    "pals",
-    "jsrun",
-    "flux",
-    "slurm",
+    "auto", "none", "server", "torchrun", "openmpi", "mvapich2", "mpich", "pals", "jsrun", "flux", "slurm",
     "indexed-job",
-)
+)  # fmt: skip
 ALGORITHMS = ("auto", "ring", "direct", "doubling", "tree")  # the order is that of the core
 
 
@@ -435,13 +425,13 @@ class Config:
         return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
 
 
-def given(environ: Mapping[str, str] | None = None) -> list[str]:
+def names_of_set(environ: Mapping[str, str] | None = None) -> list[str]:
     """The settings that `environ` (None: this process's environment) sets."""
     environ = os.environ if environ is None else environ
-    said = [
+    found = [
         setting for setting in SETTINGS.values() if any(environ.get(each, "").strip() for each in setting.variables)
     ]
-    return [setting.name for setting in said]
+    return [setting.name for setting in found]
 
 
 def cache_directory(config: Config, environ: Mapping[str, str] | None = None) -> str:
@@ -459,10 +449,10 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def update_rank_variables(place: Mapping[str, int]) -> None:
+def update_rank_variables(numbers: Mapping[str, int]) -> None:
     """Updates this process's variables when a generation of an elastic job begins, because scripts read them."""
-    found = {variable: str(number) for name, number in place.items() for variable in SETTINGS[name].variables}
-    found |= {variable: str(place[name]) for name, variable in TORCH_PLACE.items()}
+    found = {variable: str(number) for name, number in numbers.items() for variable in SETTINGS[name].variables}
+    found |= {variable: str(numbers[name]) for name, variable in TORCH_VARIABLES.items()}
     os.environ.update((name, text) for name, text in found.items() if name in os.environ)
 
 
@@ -489,8 +479,8 @@ def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     ours = OF_OUR_LAUNCHERS if environ.get(SETTINGS["rendezvous"].variable) else {}
     for setting in SETTINGS.values():
-        said = [each for each in setting.variables if environ.get(each, "").strip()]
-        variable = next((each for each in said if ours.get(each) != environ[each]), None)
+        set_names = [each for each in setting.variables if environ.get(each, "").strip()]
+        variable = next((each for each in set_names if ours.get(each) != environ[each]), None)
         if setting.no_effect and variable is not None:
             _warn_once(variable, f"{variable}={environ[variable]} has no effect: {setting.no_effect}")
 

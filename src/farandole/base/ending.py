@@ -21,8 +21,8 @@ def report(fd: int, at: str = "") -> None:
     """Writes the uncaught exception that ended this process; without one it writes nothing. `at`: the user's line."""
     error = getattr(sys, "last_value", None)  # set by the interpreter, whatever hooks users have installed
     if isinstance(error, BaseException):
-        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        _write(fd, {"error": said, "blames": blames(error), "at": at[-LONGEST_PLACE:]})
+        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        _write(fd, {"error": text, "blames": blames(error), "at": at[-LONGEST_PLACE:]})
 
 
 def report_facts(fd: int, lived: float, waited: float) -> None:

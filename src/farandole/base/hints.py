@@ -47,7 +47,7 @@ class Training:
         self._collectives: Callable[[], int] = lambda: 0
         self._before = 0  # collectives before the first step
 
-    # How it sees what happens.
+    # Observations.
 
     def watch_torch(self) -> None:
         """Counts the steps of torch's optimizers from now on. A second call does nothing."""
@@ -92,7 +92,7 @@ class Training:
                 OFF,
             )
 
-    # What it decides.
+    # Decisions.
 
     def stepped(self) -> None:
         """An optimizer has stepped."""

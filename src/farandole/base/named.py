@@ -1,6 +1,6 @@
 # Imports of modules whose names are known only at run time; scripts/house.py checks that no other file has any.
 # Touches the import system.
-"""All other imports are statements, which tools can follow; a late import stands inside a function."""
+"""All other imports are statements, which tools can follow; a late import is inside a function."""
 
 from __future__ import annotations
 

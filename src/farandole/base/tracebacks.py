@@ -41,7 +41,7 @@ def is_library(path: str) -> bool:
     return path.startswith((OURS, "<", os.path.dirname(os.__file__) + os.sep)) or any(part in path for part in parts)
 
 
-def place(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """`train.py:41`: the innermost line of the user in a traceback; "" if there is none."""
     lines = [one for one in traceback.extract_tb(error.__traceback__) if not is_library(one.filename)]
     return f"{shown(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""
@@ -50,7 +50,7 @@ def place(error: BaseException) -> str:
 def described(error: BaseException) -> str:
     """`ValueError: no data (train.py:41)`, in one line."""
     first = f"{type(error).__name__}: {error}".partition("\n")[0].strip()
-    where = place(error)
+    where = user_line(error)
     return f"{first[:LONGEST_CAUSE]} ({where})" if where else first[:LONGEST_CAUSE]
 
 
@@ -58,7 +58,7 @@ def text(error: BaseException) -> str:
     """What a rank prints about the exception that ends it."""
     if blames(error) is not None:  # the rank that is the cause prints its traceback
         name = type(error).__name__
-        where = place(error)
+        where = user_line(error)
         why = str(error).removeprefix(f"{errors.OVER}: ")  # the words of Horovod, for programs
         return f"farandole: this rank ends too{f', at {where}' if where else ''}: {why} [{name}]\n"
     found = traceback.TracebackException.from_exception(error)

@@ -69,7 +69,7 @@ class HorovodBasics:
         return len(runtime.world.groups.numbered(process_set_id))
 
     def _process_set_rank(self, process_set_id: int) -> int:
-        """This process's place in a process set. Raises ValueError if it is not a member."""
+        """This process's index in a process set. Raises ValueError if it is not a member."""
         ranks = runtime.world.groups.numbered(process_set_id)
         if basics.rank() not in ranks:
             raise ValueError(f"rank {basics.rank()} is not in the process set {process_set_id}: {ranks}")

@@ -1,9 +1,10 @@
-# The options for reducing the gradients of a step, for all frameworks.
+# The options for reducing the gradients of a step, and the name of that reduction, for all frameworks.
 # Touches the rooms operations and world; the file compression.
-"""The classes that reduce gradients in the bindings of TensorFlow and Keras derive from it."""
+"""The classes that reduce gradients in the bindings of TensorFlow, Keras and JAX derive from `ReductionOptions`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,3 +37,12 @@ class ReductionOptions:
     def scales(self) -> tuple[float, float]:
         """The factors before and after the sum; their product is 1, and only the range of the sum changes."""
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+
+def name_of_step(sizes: Iterable[int]) -> str:
+    """The name of the reduction of a step with gradients of these numbers of elements.
+
+    Models that train in turn need different names, which all ranks must find without communication.
+    """
+    found = list(sizes)
+    return f"gradients.{len(found)}.{sum(found)}"

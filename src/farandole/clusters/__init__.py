@@ -5,6 +5,6 @@
 from __future__ import annotations
 
 from farandole.clusters.cluster_rank import ClusterError, ClusterRank
-from farandole.clusters.detection import detect, settle
+from farandole.clusters.detection import detect, with_numbers
 
-__all__ = ["ClusterError", "ClusterRank", "detect", "settle"]
+__all__ = ["ClusterError", "ClusterRank", "detect", "with_numbers"]

@@ -58,7 +58,7 @@ def value(environ: Environ, *names: str) -> str | None:
     return None
 
 
-def place(title: str, environ: Environ, prefix: str) -> tuple[int, int, int, int] | None:
+def rank_numbers(title: str, environ: Environ, prefix: str) -> tuple[int, int, int, int] | None:
     """Rank, size, local rank and local size in variables of this prefix; None when none is set, an error for some."""
     names = [f"{prefix}_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     if value(environ, *names) is None:

@@ -34,7 +34,7 @@ OURS = [name for setting in ("rank", "size") for name in (SETTINGS[setting].vari
 def detect(
     environ: Environ, launcher: str = "auto", host: str = "", ancestors: mpi.Ancestors = processes_above
 ) -> ClusterRank | None:
-    """This process's place, or None for a world of one. `launcher`: the setting of this name.
+    """The numbers of this process, or None for a world of one. `launcher`: the setting of this name.
 
     >>> four = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
     >>> detect(four).rank
@@ -44,7 +44,7 @@ def detect(
     # It sets Horovod's rank as well. Our own launchers set that and the address, and no port.
     from_server = launcher == "auto" and value(environ, server.PORT)
     if launcher == "none" or (value(environ, *OURS) and not from_server):
-        return None  # the place is set already; Config and mesh check that it is complete
+        return None  # the rank is set already; Config and mesh check that it is complete
     if launcher != "auto":
         found = DETECTORS[launcher](environ, host, ancestors)
         if found is None:
@@ -60,8 +60,8 @@ def detect(
     return None
 
 
-def settle(config: Config, found: ClusterRank) -> Config:
-    """The settings with this process's place in them; `join_cluster` fills in what only the rendezvous knows."""
+def with_numbers(config: Config, found: ClusterRank) -> Config:
+    """The settings with the numbers of this process in them; `join_cluster` fills in what only the rendezvous knows."""
     return dataclasses.replace(
         config,
         rank=found.rank,
@@ -79,7 +79,7 @@ def _this_host() -> str:
 
 
 def _check_agreement(environ: Environ, host: str, ancestors: mpi.Ancestors, found: ClusterRank) -> None:
-    """Refuses variables of two MPIs with different places: one set is of another job, and we do not know which."""
+    """Refuses variables of two MPIs with different ranks: one set is of another job, and we do not know which."""
     for name, detector in DETECTORS.items():
         if name == found.launcher:
             continue

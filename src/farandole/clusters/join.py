@@ -1,6 +1,6 @@
 # How ranks join a job that another launcher started: rank 0 runs the hub, the others find it.
 # Touches the room rendezvous, which opens the sockets, and the endpoint stores.
-"""`join_cluster(config, found, environ, wire)` does for such a job what `mesh.join(config)` does for `farandole
+"""`join_cluster(config, me, environ, wire)` does for such a job what `mesh.join(config)` does for `farandole
 run`.
 """
 
@@ -20,7 +20,7 @@ from farandole.base.errors import HorovodInternalError
 from farandole.base.version import package_version
 from farandole.clusters import private, server
 from farandole.clusters.cluster_rank import ClusterError, ClusterRank, Environ
-from farandole.clusters.detection import settle
+from farandole.clusters.detection import with_numbers
 from farandole.clusters.endpoint import Endpoint, Owner
 from farandole.clusters.stores import EndpointStore, FileStore, FixedAddress, mpi_store
 from farandole.rendezvous import interfaces, mesh, sockets
@@ -59,29 +59,29 @@ class ClusterJoinError(HorovodInternalError):
     """The ranks did not find each other; the text says where this rank looked."""
 
 
-def join_cluster(config: Config, found: ClusterRank, environ: Environ, wire: str) -> ClusterSession:
+def join_cluster(config: Config, me: ClusterRank, environ: Environ, wire: str) -> ClusterSession:
     """Joins the job; blocks until every link of every rank is made."""
     log.log(
-        logging.INFO if found.rank == 0 else logging.DEBUG,
+        logging.INFO if me.rank == 0 else logging.DEBUG,
         "%s started this process: rank %d of %d, local rank %d, on %s",
-        *(found.title, found.rank, found.size, found.local_rank, found.hostname),
+        *(me.title, me.rank, me.size, me.local_rank, me.hostname),
     )
-    if found.size == 1:
+    if me.size == 1:
         return ClusterSession(config, mesh.join(config), None)
     deadline = time.monotonic() + config.start_timeout
-    given = given_secret(config, found)
+    user_secret = given_secret(config, me)
     store: EndpointStore
-    if found.launcher == "server":
-        found, store, key = server.read_plan(found, environ, deadline)
-        config, given = settle(config, found), Secret(Secret(key).derive(b"farandole job", found.key.encode()))
+    if me.launcher == "server":
+        me, store, key = server.read_plan(me, environ, deadline)
+        config, user_secret = with_numbers(config, me), Secret(Secret(key).derive(b"farandole job", me.key.encode()))
     else:
-        store = _choose_store(config, found, environ, given, deadline)
-    if found.rank == 0:
-        return _run_hub(config, found, store, given, deadline, wire)
-    return _join_hub(config, found, store, given, deadline, wire)
+        store = _choose_store(config, me, environ, user_secret, deadline)
+    if me.rank == 0:
+        return _run_hub(config, me, store, user_secret, deadline, wire)
+    return _join_hub(config, me, store, user_secret, deadline, wire)
 
 
-def given_secret(config: Config, found: ClusterRank) -> Secret | None:
+def given_secret(config: Config, me: ClusterRank) -> Secret | None:
     """The secret from a descriptor or a file, bound to this job, so that two jobs with the same file stay separate."""
     if config.secret_fd is not None:
         secret = Secret.read(config.secret_fd)
@@ -89,7 +89,7 @@ def given_secret(config: Config, found: ClusterRank) -> Secret | None:
         secret = read_secret(config.secret_file)
     else:
         return None
-    return Secret(secret.derive(b"farandole job", found.key.encode()))
+    return Secret(secret.derive(b"farandole job", me.key.encode()))
 
 
 def read_secret(path: str) -> Secret:
@@ -126,65 +126,65 @@ def read_secret(path: str) -> Secret:
 
 
 def _choose_store(
-    config: Config, found: ClusterRank, environ: Environ, given: Secret | None, deadline: float
+    config: Config, me: ClusterRank, environ: Environ, user_secret: Secret | None, deadline: float
 ) -> EndpointStore:
     """Chooses the endpoint store, the most private first; SECURITY.md has the table."""
-    kind, _, place = (config.meet_at or "").partition(":")
+    kind, _, path = (config.meet_at or "").partition(":")
     if kind == "tcp":
         sockets.split(config.meet_at or "")
-        if given is not None:
-            return FixedAddress(config.meet_at or "", found)
-    elif kind == "dir" and place.startswith("/"):
-        return FileStore(private.PrivateDirectory(os.path.join(place, f"farandole-{os.geteuid()}")), found)
+        if user_secret is not None:
+            return FixedAddress(config.meet_at or "", me)
+    elif kind == "dir" and path.startswith("/"):
+        return FileStore(private.PrivateDirectory(os.path.join(path, f"farandole-{os.geteuid()}")), me)
     elif kind:
         raise ClusterError(f"{SETTINGS['meet_at'].variable}={config.meet_at}: expected tcp:HOST:PORT or dir:/PATH")
-    if found.one_host:
-        return FileStore(private.PrivateDirectory(private.on_this_host(environ)), found)
-    if (store := mpi_store(found, deadline)) is not None:
+    if me.one_host:
+        return FileStore(private.PrivateDirectory(private.on_this_host(environ)), me)
+    if (store := mpi_store(me, deadline)) is not None:
         return store
-    home = FileStore(private.PrivateDirectory(private.at_home(environ)), found)
-    if found.store:
+    home = FileStore(private.PrivateDirectory(private.at_home(environ)), me)
+    if me.store:
         from farandole.clusters.torch_store import TorchStore  # only then torch is loaded
 
-        return TorchStore(found, home, deadline)
+        return TorchStore(me, home, deadline)
     return home
 
 
 def _run_hub(
-    config: Config, found: ClusterRank, store: EndpointStore, given: Secret | None, deadline: float, wire: str
+    config: Config, me: ClusterRank, store: EndpointStore, user_secret: Secret | None, deadline: float, wire: str
 ) -> ClusterSession:
-    secret = given or Secret.create()
+    secret = user_secret or Secret.create()
     at_address = (config.meet_at or "").startswith("tcp:")
-    directory = sockets.private_directory() if found.one_host and not at_address else ""
+    directory = sockets.private_directory() if me.one_host and not at_address else ""
     try:
-        hub = RankHub(secret, found.size, _addresses(config, directory, deadline), package_version(), store.withdraw)
+        hub = RankHub(secret, me.size, _addresses(config, directory, deadline), package_version(), store.withdraw)
     except BaseException:
-        _forget(directory)
+        _remove_directory(directory)
         raise
     try:
         hub.start()
         proven = len(hub.addresses) == 1
         endpoint = Endpoint(
-            key=found.key,
+            key=me.key,
             addresses=tuple(hub.addresses),
             proven=proven,
-            hostname=found.hostname,
-            secret="" if given else secret.key.hex(),
+            hostname=me.hostname,
+            secret="" if user_secret else secret.key.hex(),
             owner=Owner.me(),
             written=time.time(),
         )
         store.publish(endpoint)
         address = hub.addresses[0]
         if not proven:
-            address = _wait_for_rank(hub, found, store, deadline)
+            address = _wait_for_rank(hub, me, store, deadline)
             store.publish(dataclasses.replace(endpoint, addresses=(address,), proven=True))
-        return _join(config, found, address, secret, hub, wire)
+        return _join(config, me, address, secret, hub, wire)
     except BaseException:
         store.withdraw()
         hub.close()
         raise
     finally:
-        _forget(directory)
+        _remove_directory(directory)
 
 
 def _addresses(config: Config, directory: str, deadline: float) -> list[str]:
@@ -210,73 +210,73 @@ def _wait_for_name(address: str, deadline: float) -> None:
         time.sleep(10 * POLL_SECONDS)
 
 
-def _wait_for_rank(hub: RankHub, found: ClusterRank, store: EndpointStore, deadline: float) -> str:
+def _wait_for_rank(hub: RankHub, me: ClusterRank, store: EndpointStore, deadline: float) -> str:
     address = hub.reached(max(0.0, deadline - time.monotonic()))
     if address is None:
         raise ClusterJoinError(
             f"no rank of another host has reached {', '.join(hub.addresses)} in time; the endpoint was in "
-            f"{store.place}. {_remedy(found)}"
+            f"{store.location}. {_remedy(me)}"
         )
     return address
 
 
-def _remedy(found: ClusterRank) -> str:
+def _remedy(me: ClusterRank) -> str:
     slow = f"If ranks are only slow, raise {SETTINGS['start_timeout'].variable}"
-    if found.one_host:
+    if me.one_host:
         return slow
     at, file = SETTINGS["meet_at"].variable, SETTINGS["secret_file"].variable
     return f"{slow}; if the hosts share no home directory, set {at}=dir:PATH, or {at}=tcp:HOST:PORT and {file}"
 
 
 def _join_hub(
-    config: Config, found: ClusterRank, store: EndpointStore, given: Secret | None, deadline: float, wire: str
+    config: Config, me: ClusterRank, store: EndpointStore, user_secret: Secret | None, deadline: float, wire: str
 ) -> ClusterSession:
-    reason = f"nothing was in {store.place}"
+    reason = f"nothing was in {store.location}"
     # If the launcher does not say how many ranks this host has, all of them may be here.
-    wait_until = deadline if found.local_size is not None else time.monotonic() + LOCAL_SECONDS
+    wait_until = deadline if me.local_size is not None else time.monotonic() + LOCAL_SECONDS
     while True:
         endpoint = store.read()
         if endpoint is not None:
-            secret = given or Secret(bytes.fromhex(endpoint.secret))
-            here = (endpoint.hostname, endpoint.owner.pid_namespace) == (found.hostname, Owner.me().pid_namespace)
+            secret = user_secret or Secret(bytes.fromhex(endpoint.secret))
+            here = (endpoint.hostname, endpoint.owner.pid_namespace) == (me.hostname, Owner.me().pid_namespace)
             if here and not endpoint.proven and time.monotonic() < wait_until:
                 reason = "no rank of another host has reached rank 0"
             else:
                 address, reason = reach(endpoint.addresses, secret, REACH_SECONDS)
                 if address is not None:
                     store.stop_reading()
-                    return _join(config, found, address, secret, None, wire)
+                    return _join(config, me, address, secret, None, wire)
         if time.monotonic() > deadline:
             raise ClusterJoinError(
-                f"rank {found.rank} has not found rank 0 within {config.start_timeout:g} s: {reason}. {_remedy(found)}"
+                f"rank {me.rank} has not found rank 0 within {config.start_timeout:g} s: {reason}. {_remedy(me)}"
             )
         time.sleep(POLL_SECONDS)
 
 
 def _join(
-    config: Config, found: ClusterRank, address: str, secret: Secret, hub: RankHub | None, wire: str
+    config: Config, me: ClusterRank, address: str, secret: Secret, hub: RankHub | None, wire: str
 ) -> ClusterSession:
     session = mesh.join(dataclasses.replace(config, rendezvous=address), secret, wire=wire)
     sockaddr = sockets.split(address)
     if isinstance(sockaddr, str):
-        _forget(os.path.dirname(sockaddr))
-    return ClusterSession(_complete(config, found, session), session, hub)
+        _remove_directory(os.path.dirname(sockaddr))
+    return ClusterSession(_complete(config, me, session), session, hub)
 
 
-def _complete(config: Config, found: ClusterRank, session: Session) -> Config:
+def _complete(config: Config, me: ClusterRank, session: Session) -> Config:
     """Completes the settings with what only all ranks together know: the number of hosts, and which one this is."""
     counts = Counter(session.names)
-    across = [name for name in counts if counts[name] > found.local_rank]
-    own_name = found.hostname
+    across = [name for name in counts if counts[name] > me.local_rank]
+    own_name = me.hostname
     return dataclasses.replace(
         config,
-        local_size=found.local_size or counts[own_name],
+        local_size=me.local_size or counts[own_name],
         cross_rank=across.index(own_name) if own_name in across else 0,
         cross_size=max(1, len(across)),
     )
 
 
-def _forget(directory: str) -> None:
+def _remove_directory(directory: str) -> None:
     """The last rank that leaves the directory of sockets removes it."""
     if directory:
         with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from farandole.clusters.cluster_rank import (
     Environ,
     key,
     number,
-    place,
+    rank_numbers,
     seen,
     value,
 )
@@ -27,7 +27,7 @@ PALS_NAMES = {"RANK": "RANKID", "SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANKID", "L
 def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
     """Open MPI 4 and 5, and Spectrum MPI."""
     title = "Open MPI"
-    if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
+    if (numbers := rank_numbers(title, environ, "OMPI_COMM_WORLD")) is None:
         return None
     # The namespace is a short hash in Open MPI 4: the other two are there so that no other job has the same key.
     needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
@@ -38,7 +38,7 @@ def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
 def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
     """MVAPICH2 under mpirun_rsh or Hydra."""
     title = "MVAPICH2"
-    if (numbers := place(title, environ, "MV2_COMM_WORLD")) is None:
+    if (numbers := rank_numbers(title, environ, "MV2_COMM_WORLD")) is None:
         return None
     return _found("mvapich2", title, numbers, host, lambda: _hydra_key(title, environ, ancestors, numbers))
 
@@ -68,7 +68,7 @@ def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | Non
 def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
     """IBM's jsrun under LSF."""
     title = "jsrun"
-    if (numbers := place(title, environ, "JSM_NAMESPACE")) is None:
+    if (numbers := rank_numbers(title, environ, "JSM_NAMESPACE")) is None:
         return None
     # LSB_JOBID alone would be the same for two steps of one allocation.
     needed = ("PMIX_NAMESPACE", "JSM_NAMESPACE_ID", "JSM_JSRUN_STEP_ID")

@@ -99,8 +99,8 @@ def read_plan(found: ClusterRank, environ: Environ, deadline: float) -> tuple[Cl
 class ServerStore:
     """The endpoint is in the server's store; it holds no secret, since all ranks have the key."""
 
-    def __init__(self, client: KeyValueClient, place: str, plan: int) -> None:
-        self.place = f"the RendezvousServer at {place}"
+    def __init__(self, client: KeyValueClient, address: str, plan: int) -> None:
+        self.location = f"the RendezvousServer at {address}"
         self._client = client
         self._name = f"endpoint of {plan}"
 
@@ -113,7 +113,7 @@ class ServerStore:
         except TimeoutError:
             return None
         except OSError as error:
-            raise ClusterError(f"{self.place} does not answer any more: {error}") from None
+            raise ClusterError(f"{self.location} does not answer any more: {error}") from None
         found = None if entry is None else decode(json.dumps(entry).encode())
         return None if found is not None and found.owner.has_ended() else found
 

@@ -21,9 +21,9 @@ log = logging.getLogger("farandole.launch")
 
 
 class EndpointStore(Protocol):
-    """Where an endpoint is stored. `place` is the text that names it."""
+    """Where an endpoint is stored. `location` names it in messages."""
 
-    place: str
+    location: str
 
     def publish(self, endpoint: Endpoint) -> None:
         """Rank 0 stores this endpoint."""
@@ -47,7 +47,7 @@ class FileStore:
 
     def __init__(self, directory: PrivateDirectory, found: ClusterRank) -> None:
         self.directory = directory
-        self.place = f"{directory.path}/{found.name}"
+        self.location = f"{directory.path}/{found.name}"
         self._name = found.name
         self._key = found.key
         self._refresh_at = time.monotonic() + REFRESH_SECONDS
@@ -113,7 +113,7 @@ class FixedAddress:
     """Nothing is stored: every rank knows the address and has the secret."""
 
     def __init__(self, address: str, found: ClusterRank) -> None:
-        self.place = address
+        self.location = address
         self._endpoint = Endpoint(
             found.key, (address,), proven=True, hostname="", secret="", owner=Owner("", "", 0, 0), written=0.0
         )
@@ -134,7 +134,7 @@ class FixedAddress:
 class MpiStore:
     """MPI broadcasts the endpoint, and again if rank 0 had to try its addresses first."""
 
-    place = "MPI's broadcast"
+    location = "MPI's broadcast"
 
     def __init__(self, communicator: Any, deadline: float) -> None:
         self._world = communicator

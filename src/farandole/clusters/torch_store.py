@@ -27,7 +27,7 @@ class TorchStore:
         from torch.distributed import PrefixStore, TCPStore
 
         host, _, port = found.store.rpartition(":")
-        self.place = f"torchrun's store at {found.store}"
+        self.location = f"torchrun's store at {found.store}"
         self._found = found
         self._home = home
         self._deadline = deadline
@@ -88,7 +88,7 @@ class TorchStore:
             "private as that store. "
             "FARANDOLE_SECRET_FILE (the same file on each host) or FARANDOLE_MEET_AT=dir:PATH (a directory that they "
             "share) is better",
-            self.place,
+            self.location,
         )
         return False
 

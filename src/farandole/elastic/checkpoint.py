@@ -248,16 +248,16 @@ def _write_part(folder: str, rank: int, blocks: dict[str, Block], text: str) -> 
 
 def _parts(folder: str, count: int, lost: Callable[[], bool]) -> list[Any]:
     """The description of each rank's part, when all parts are on disk."""
-    deadline, hurried = time.monotonic() + PARTS_SECONDS, False
+    deadline, shortened = time.monotonic() + PARTS_SECONDS, False
     found: list[Any] = []
     while len(found) < count:
         try:
             found.append(_read_signed(os.path.join(folder, f"part-{len(found):05d}.json")))
         except FileNotFoundError:
-            if not hurried and lost():
-                deadline, hurried = time.monotonic() + LOST_SECONDS, True
+            if not shortened and lost():
+                deadline, shortened = time.monotonic() + LOST_SECONDS, True
             if time.monotonic() > deadline:
-                if hurried:
+                if shortened:
                     raise TimeoutError(
                         f"a rank was lost while the checkpoint was written, and the part of rank {len(found)} did not "
                         f"appear in {folder}; the checkpoint before it stays the newest"

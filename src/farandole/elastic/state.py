@@ -40,7 +40,23 @@ def agree_on_largest(values: Sequence[int], name: str) -> list[int]:
     return [int(value) for value in ops.allreduce(np.array(values, dtype=np.int64), op=ops.Max, name=name)]
 
 
-class State:
+class Restorable:
+    """What can be saved in memory, restored from there, and sent from rank 0 to the other ranks."""
+
+    def save(self) -> None:
+        """Keeps a copy in memory, on this rank only."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restores the last copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives every rank the contents that rank 0 has."""
+        raise NotImplementedError
+
+
+class State(Restorable):
     """The base class of state that survives the loss of ranks. Users use ObjectState or the class of a framework.
 
     `bcast_object(value)` returns the value of rank 0 on every rank; `get_rank()` returns this rank's number.
@@ -141,18 +157,6 @@ class State:
         runtime.membership.set_saved()
 
     # --- what each kind of state does --------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Keeps a copy of the state in memory, on this rank only."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Restores the last copy."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Sends the state of rank 0 to every rank."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         """Adapts the state to a new set of ranks."""

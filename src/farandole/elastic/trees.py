@@ -1,6 +1,6 @@
 # The content of a checkpoint: turns trees of values and tensors into JSON and blocks of bytes, and back. No pickle.
 # Touches safetensors and NumPy; frameworks register their tensors here.
-"""`encode` and `decode`. `encode` raises an error for values of other types and names the place."""
+"""`encode` and `decode`. `encode` raises an error for values of other types and names where it is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozens
 
 
 def encode(value: Any, path: str, blocks: dict[str, Block]) -> Any:
-    """The value in a form for JSON. Tensors are put into `blocks`; the key is their place in the tree."""
+    """The value in a form for JSON. Tensors are put into `blocks`; the key is their path in the tree."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is bytes:

@@ -48,7 +48,7 @@ class Group:
 
 @dataclass
 class Pending:
-    """What a handle stands for: a request, and at its end an outcome or an error."""
+    """A request that is pending or has ended, with its outcome or error."""
 
     request: Request
     name: str
@@ -431,9 +431,9 @@ class ReferenceEngine:
             return Outcome(value=group.ranks[bucket["value"]])
         if kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP):
             return self.change_groups(kind, bucket["splits"])
-        given = request.input if request else np.zeros(bucket["shape"], STORAGE[DType(bucket["dtype"])])
-        assert given is not None
-        values = given.view(STORAGE[DType(bucket["dtype"])])
+        contribution = request.input if request else np.zeros(bucket["shape"], STORAGE[DType(bucket["dtype"])])
+        assert contribution is not None
+        values = contribution.view(STORAGE[DType(bucket["dtype"])])
         sequence = bucket["sequence"]
         comm = Communicator(
             me,

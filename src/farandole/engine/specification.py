@@ -372,7 +372,7 @@ class Coordinator:
 
 def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
     """Checks what one rank can check alone: ValueError before anything is sent. `ranks`: those of the group."""
-    kind, given, output = request.kind, request.input, request.output
+    kind, array, output = request.kind, request.input, request.output
     if ranks is None:
         raise ValueError(f"process set {request.group} is unknown")
     if rank not in ranks:
@@ -383,17 +383,17 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
         return
     if kind == Kind.TUNE:
         raise ValueError("the Python reference engine has nothing to tune")
-    if (given if kind != Kind.RECEIVE else output) is None:
+    if (array if kind != Kind.RECEIVE else output) is None:
         raise ValueError(f"{kind.name} needs an array")
-    for array in (given, output):
-        if array is not None and not array.flags.c_contiguous:
+    for one in (array, output):
+        if one is not None and not one.flags.c_contiguous:
             raise ValueError(f"{kind.name} needs C-contiguous arrays; use numpy.ascontiguousarray")
-        if array is not None and STORAGE[request.elements()] != array.dtype and array.dtype.name != "bfloat16":
-            raise ValueError(f"an array of {array.dtype} cannot hold {request.elements().name.lower()} elements")
+        if one is not None and STORAGE[request.elements()] != one.dtype and one.dtype.name != "bfloat16":
+            raise ValueError(f"an array of {one.dtype} cannot hold {request.elements().name.lower()} elements")
     if kind in (Kind.SEND, Kind.RECEIVE, Kind.BROADCAST) and request.peer not in ranks:
         who = "root rank" if kind == Kind.BROADCAST else "peer"
         raise ValueError(f"{who} {request.peer} is not in process set {request.group} (ranks {list(ranks)})")
-    if given is None or kind == Kind.SEND:
+    if array is None or kind == Kind.SEND:
         return
     if request.op == ReduceOp.ADASUM and kind == Kind.ALLREDUCE and request.elements() not in FLOATING:
         raise ValueError(f"Adasum needs a floating-point type, not {request.elements().name.lower()}")
@@ -403,10 +403,10 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
         and request.elements() == DType.BOOL
     ):
         raise ValueError("Average is not defined for bool.")
-    if kind == Kind.ALLTOALL and given.ndim:
-        check_splits(request.splits, given.shape[0], len(ranks))
-    if output is not None and kind in (Kind.ALLREDUCE, Kind.BROADCAST) and output.shape != given.shape:
-        raise ValueError(f"the output has shape {output.shape}, but the input {given.shape}")
+    if kind == Kind.ALLTOALL and array.ndim:
+        check_splits(request.splits, array.shape[0], len(ranks))
+    if output is not None and kind in (Kind.ALLREDUCE, Kind.BROADCAST) and output.shape != array.shape:
+        raise ValueError(f"the output has shape {output.shape}, but the input {array.shape}")
 
 
 def check_splits(splits: Sequence[int] | None, rows: int, members: int) -> None:

@@ -93,7 +93,7 @@ def _setting_words(setting: Setting, value: Any) -> list[str]:
     return [setting.flags[0], str(value)]
 
 
-def given(args: Any) -> Mapping[Setting, Any]:
+def settings_of(args: Any) -> Mapping[Setting, Any]:
     """Returns the settings that `args` sets, in the unit of their environment variables. Raises ValueError for a wrong
     value."""
     found: dict[Setting, Any] = {}

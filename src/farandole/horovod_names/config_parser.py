@@ -10,7 +10,7 @@ from typing import Any
 from farandole.base.config import LOG_LEVELS as OUR_LEVELS
 from farandole.base.config import SETTINGS
 from farandole.base.setting import text_of
-from farandole.horovod_names.arguments import SETTING_NAMES, given
+from farandole.horovod_names.arguments import SETTING_NAMES, settings_of
 
 LOG_LEVELS = [level.upper() for level in OUR_LEVELS]
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
@@ -39,12 +39,12 @@ def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: se
 
 def validate_config_args(args: Any) -> None:
     """ValueError for a setting with a wrong value."""
-    given(args)
+    settings_of(args)
 
 
 def set_env_from_args(env: MutableMapping[str, str], args: Any) -> MutableMapping[str, str]:
     """Puts the settings of `args` into `env`, with Horovod's names."""
-    for setting, value in given(args).items():
+    for setting, value in settings_of(args).items():
         for variable in setting.aliases or (setting.variable,):
             env[variable] = text_of(value)
     return env

@@ -80,13 +80,13 @@ def get_host_assignments(
         raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({len(every)})")
     return [
         SlotInfo(
-            place.hostname,
-            place.rank,
-            place.local_rank,
-            place.cross_rank,
-            place.size,
-            place.local_size,
-            place.cross_size,
+            one.hostname,
+            one.rank,
+            one.local_rank,
+            one.cross_rank,
+            one.size,
+            one.local_size,
+            one.cross_size,
         )
-        for place in slots.places(every[:max_num_proc])
+        for one in slots.rank_numbers(every[:max_num_proc])
     ]

@@ -34,7 +34,7 @@ class RendezvousServer:
         if not issubclass(handler_cls, RendezvousHandler) or handler_cls.__dict__.keys() & {"do_GET", "do_PUT"}:
             raise ValueError(
                 f"handler_cls={handler_cls.__name__}: handlers of HTTP are not served here. Ranks prove the key in "
-                f"{HOROVOD_SECRET_KEY} and then get their places; for ranks that come and go there is `farandole run`"
+                f"{HOROVOD_SECRET_KEY} and then get their numbers; for ranks that come and go there is `farandole run`"
             )
         if self._server is None:
             # In a variable, so that processes that this one starts inherit it, as in Horovod.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.bindings.compat import env
-from farandole.horovod_names.arguments import HorovodArgs, from_options, given, words_of
+from farandole.horovod_names.arguments import HorovodArgs, from_options, settings_of, words_of
 from farandole.launch import blame, build, cli, executor, options, reporter
 
 run_commandline = cli.run_commandline
@@ -70,7 +70,7 @@ def _run(args: Any) -> Any:
         return _run_function(args)
     code = cli.horovodrun([*words_of(args), *(args.command or [])])
     if code:
-        raise RuntimeError(f"{blame.EXITED} The exit code is {code}; who failed first was said on stderr")
+        raise RuntimeError(f"{blame.EXITED} The exit code is {code}; stderr names the rank that failed first")
     return None
 
 
@@ -89,7 +89,9 @@ def _with(args: Any, **more: Any) -> HorovodArgs:
 
 
 def _run_function(args: Any) -> list[Any]:
-    variables = {setting.variable: str(int(v) if isinstance(v, bool) else v) for setting, v in given(args).items()}
+    variables = {
+        setting.variable: str(int(v) if isinstance(v, bool) else v) for setting, v in settings_of(args).items()
+    }
     nics = getattr(args, "nics", None)
     with env(**variables):
         return executor.run(

@@ -92,8 +92,8 @@ class BasicClient:
         self._attempts = attempts
         self._addresses = {
             name: good
-            for name, places in addresses.items()
-            if (good := [index for index in places if self._answers(index, probe_timeout)])
+            for name, found in addresses.items()
+            if (good := [address for address in found if self._answers(address, probe_timeout)])
         }
         if not self._addresses:
             raise NoValidAddressesFound(
@@ -101,9 +101,9 @@ class BasicClient:
                 "They cannot be reached from here, or the key is another one"
             )
 
-    def _answers(self, place: tuple[str, int], seconds: float) -> bool:
+    def _answers(self, address: tuple[str, int], seconds: float) -> bool:
         try:
-            found = calls.unpack(ask([place], self._key, calls.pack(PingRequest()), seconds, MAX_BYTES))
+            found = calls.unpack(ask([address], self._key, calls.pack(PingRequest()), seconds, MAX_BYTES))
         except OSError:
             return False
         return isinstance(found, PingResponse) and found.service_name == self._service_name
@@ -114,10 +114,10 @@ class BasicClient:
 
     def _send(self, req: Any, stream: Any = None) -> Any:
         """Sends a request and returns the answer."""
-        places = [place for found in self._addresses.values() for place in found]
+        addresses = [address for found in self._addresses.values() for address in found]
         for left in reversed(range(self._attempts)):
             try:
-                return calls.unpack(ask(places, self._key, calls.pack(req), SECONDS, MAX_BYTES))
+                return calls.unpack(ask(addresses, self._key, calls.pack(req), SECONDS, MAX_BYTES))
             except OSError:
                 if not left:
                     raise

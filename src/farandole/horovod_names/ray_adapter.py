@@ -47,22 +47,16 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Calls `fn(*args, **kwargs)` on each worker."""
 
     @abstractmethod
     def run_remote(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Like `run`, but does not wait."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from farandole.launch import spawn
 from farandole.launch.output import time_of_day
 
 GRACEFUL_TERMINATION_TIME_S = 5
-LOOK_SECONDS = 0.1  # between two checks of events
+CHECK_SECONDS = 0.1  # between two checks of events
 
 
 def execute(
@@ -47,7 +47,7 @@ def execute(
         # Processes that it leaves may keep the pipes open forever, so we wait only for the command itself.
         while not spawn.has_ended(worker.pid):
             kill_at = _look_at(events or (), worker, kill_at)
-            _pass_on(streams, LOOK_SECONDS)
+            _pass_on(streams, CHECK_SECONDS)
         _pass_on(streams, 0)
     except BaseException:
         worker.send(signal.SIGKILL, group=True)
@@ -68,7 +68,7 @@ def terminate_executor_shell_and_children(pid: int) -> None:
             os.kill(one, signal.SIGTERM)
     deadline = time.monotonic() + GRACEFUL_TERMINATION_TIME_S
     while time.monotonic() < deadline and not all(map(spawn.has_ended, doomed)):
-        time.sleep(LOOK_SECONDS / 10)
+        time.sleep(CHECK_SECONDS / 10)
     spawn.kill([one for one in doomed if not spawn.has_ended(one)])
 
 

@@ -51,8 +51,7 @@ class ElasticSettings(BaseSettings):
     ) -> None:
         super().__init__(elastic=True, **kwargs)
         self.discovery = discovery
-        self.min_num_proc = min_num_proc
-        self.max_num_proc = max_num_proc
+        self.min_num_proc, self.max_num_proc = min_num_proc, max_num_proc
         self.elastic_timeout = elastic_timeout
         self.reset_limit = reset_limit
         self.cooldown_range = cooldown_range

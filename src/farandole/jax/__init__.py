@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import HostsUpdatedInterrupt
 from ..base.named import module_of
+from ..bindings import common_names as _common
 from ..bindings import errors as _errors
-from ..bindings import face as _face
+from ..bindings.common_names import *  # noqa: F403 - the names of every binding
 from ..bindings.errors import *  # noqa: F403 - the errors of every binding
-from ..bindings.face import *  # noqa: F403 - the names of every binding
 from .compression import Compression, Compressor
 from .failures import translated
 from .framework import cuda_built, rocm_built
@@ -66,7 +66,7 @@ __all__ = [
     "value_and_grad",
 ]
 __all__ += _errors.__all__
-__all__ += _face.__all__
+__all__ += _common.__all__
 
 
 if TYPE_CHECKING:

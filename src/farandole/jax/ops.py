@@ -71,15 +71,10 @@ def _allreduce(
 
 
 def allreduce(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
+    op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """The reduction of all ranks' arrays on every rank; the average if `op` is not given.
 
     `tensor` is an array, or a tree of arrays, which is sent in one call.
@@ -89,29 +84,19 @@ def allreduce(
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
+    op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """Allreduce of several arrays that become ready together."""
     scales = prescale_factor, postscale_factor
     return list(_allreduce(_listed(tensors), average, name, compression, op, scales, process_set))
 
 
 def reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+    tensor: Any, name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
@@ -121,14 +106,9 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Any]:
+    tensors: Sequence[Any], name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
     """Reducescatter of several arrays that become ready together."""
     scales = prescale_factor, postscale_factor
     return list(reducescatter(_listed(tensors), name, compression, op, process_set, *scales))

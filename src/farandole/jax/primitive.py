@@ -42,7 +42,7 @@ class Call:
     work: Work
     group: int
     members: int
-    place: int
+    index: int
     through_xla: bool
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Call:
         if kind == Kind.ALLGATHER:
             return (shape[0] * self.members, *shape[1:])
         if kind == Kind.REDUCESCATTER:
-            return (shape[0] // self.members + (self.place < shape[0] % self.members), *shape[1:])
+            return (shape[0] // self.members + (self.index < shape[0] % self.members), *shape[1:])
         if shape[0] % self.members:
             raise ValueError(
                 f"alltoall without splits: {shape[0]} rows cannot be divided evenly among {self.members} ranks"
@@ -110,8 +110,8 @@ def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
     else:
         work = call.work if call.work.name is not None else dataclasses.replace(call.work, name="jit")
 
-        def callback(*given: Any) -> tuple[Any, ...]:
-            return tuple(host.arrays_of(work, given))
+        def callback(*arrays: Any) -> tuple[Any, ...]:
+            return tuple(host.arrays_of(work, arrays))
 
         results, token = jax_names.call_python(context, callback, token, list(arrays))
     jax_names.set_token(context, EFFECT, token)

@@ -30,24 +30,24 @@ def traced(arrays: Sequence[Any]) -> bool:
 
 def run(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
     """The outputs, with gradients; for an alltoall with splits, the rows and the received splits."""
-    given = [_array(array) for array in arrays]
-    check(work, "arrays", given)
-    if not given:
+    inputs = [_array(array) for array in arrays]
+    check(work, "arrays", inputs)
+    if not inputs:
         return []
-    for array in given:
+    for array in inputs:
         if array.ndim == 0 and work.kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
             raise no_rows(work.kind.name.lower())
-    if not traced(given):
-        return host.carry_out(work, given, splits)
-    return _differentiable(work, given, splits)
+    if not traced(inputs):
+        return host.carry_out(work, inputs, splits)
+    return _differentiable(work, inputs, splits)
 
 
 def _array(array: Any) -> Any:
     return array if isinstance(array, jax.Array) else jnp.asarray(array)
 
 
-def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
-    shapes = [array.shape for array in given]
+def _differentiable(work: Work, inputs: list[Any], splits: Any) -> list[Any]:
+    shapes = [array.shape for array in inputs]
 
     def forward(arrays: list[Any]) -> list[Any]:
         if not traced(arrays):
@@ -73,7 +73,7 @@ def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
 
     collective = jax.custom_vjp(forward)
     collective.defvjp(forward_with_residuals, backward)
-    return list(collective(given))
+    return list(collective(inputs))
 
 
 def _backward(work: Work, shapes: list[tuple[int, ...]], grads: list[Any], received: Any) -> list[Any]:

@@ -1,15 +1,14 @@
 # Reduces the gradients of a step over all ranks: before an optimizer of optax, or after jax.grad.
-# Touches JAX, compression and ops; optax's transformations are pairs of functions, and optax itself is not needed.
+# Touches JAX; the room bindings; the files compression and ops. Optax is not needed: its transformations are pairs.
 """A program needs only one of `DistributedOptimizer` and `value_and_grad`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..operations.pending import checked_compression, chosen_op
+from ..bindings.reduction import ReductionOptions, name_of_step
 from ..operations.reductions import Average
 from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
@@ -17,35 +16,20 @@ from .framework import jax
 from .ops import allreduce
 
 
-@dataclass
-class Reduction:
-    """How gradients are reduced: all gradients of a step in one call."""
-
-    compression: Any = Compression.none
-    op: Any = Average
-    gradient_predivide_factor: float = 1.0
-    process_set: ProcessSet = field(default_factory=lambda: global_process_set)
-
-    def __post_init__(self) -> None:
-        self.op = chosen_op(self.op, None)
-        checked_compression(self.compression)
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor only makes sense with op=Average")
+class Reduction(ReductionOptions):
+    """Reduces all gradients of a step in one call."""
 
     def __call__(self, gradients: Any) -> Any:
         """The reduced tree; None stays None. A rank outside the process set keeps its own gradients."""
         if self.process_set.included() is False or not (leaves := jax.tree.leaves(gradients)):
             return gradients
-        # Models that train in turn need different names, which ranks must choose in the same way without communication.
-        name = f"gradients.{len(leaves)}.{sum(leaf.size for leaf in leaves)}"
-        factor = self.gradient_predivide_factor
         return allreduce(
             gradients,
-            name=name,
+            name=name_of_step(leaf.size for leaf in leaves),
             compression=self.compression,
             op=self.op,
-            prescale_factor=1.0 / factor,
-            postscale_factor=factor,
+            prescale_factor=self.scales[0],
+            postscale_factor=self.scales[1],
             process_set=self.process_set,
         )
 
@@ -67,7 +51,9 @@ def DistributedOptimizer(
         raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a GradientTransformation of optax")
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected at least 1")
-    reduction = Reduction(compression, op, gradient_predivide_factor, process_set)
+    reduction = Reduction(
+        compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor, process_set=process_set
+    )
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
         return optimizer.update(reduction(updates), state, params, **more)
@@ -122,7 +108,9 @@ def value_and_grad(
     **more: Any,
 ) -> Callable[..., Any]:
     """Like `jax.value_and_grad`, with the gradients of all ranks; the value is this rank's."""
-    reduction = Reduction(compression, op, gradient_predivide_factor, process_set)
+    reduction = Reduction(
+        compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor, process_set=process_set
+    )
     alone = jax.value_and_grad(fun, argnums, has_aux, **more)
 
     @functools.wraps(fun)

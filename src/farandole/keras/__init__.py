@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ..base.named import module_of
-from ..bindings import face as _face
-from ..bindings.face import *  # noqa: F403 - the names of every binding
+from ..bindings import common_names as _common
+from ..bindings.common_names import *  # noqa: F403 - the names of every binding
 from ..operations.objects import allgather_object, broadcast_object
 from ..world.basics import cuda_built, rocm_built, shutdown
 from .compression import Compression
@@ -43,7 +43,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
 ]
-__all__ += _face.__all__
+__all__ += _common.__all__
 
 # Their classes derive from classes of Keras; scripts with tf_keras need only the rest of this package.
 LATE = ("callbacks", "elastic")

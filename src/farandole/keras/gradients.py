@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..bindings.reduction import ReductionOptions
+from ..bindings.reduction import ReductionOptions, name_of_step
 from ..operations.reductions import Gradients, apart
 
 
@@ -29,26 +29,26 @@ class Reduction(ReductionOptions):
         if self.process_set.included() is False:
             return list(gradients)
         result = list(gradients)
-        places = []
+        positions = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is not None and id(variable) in self.local:
                 count = self.process_set.size() if self.scale_local_gradients else 1
                 result[index] = gradient / count
             elif gradient is not None:
-                places.append(index)
-        if not places:
+                positions.append(index)
+        if not positions:
             return result
-        sent = [_plain(result[index]) for index in places]
+        sent = [_plain(result[index]) for index in positions]
         reduced = self._binding.grouped_allreduce(
             sent,
-            name=f"gradients.{len(sent)}.{sum(math.prod(tensor.shape) for tensor in sent)}",
+            name=name_of_step(math.prod(tensor.shape) for tensor in sent),
             compression=self.compression,
             op=self.op,
             prescale_factor=self.scales[0],
             postscale_factor=self.scales[1],
             process_set=self.process_set,
         )
-        for index, gradient in zip(places, reduced, strict=True):
+        for index, gradient in zip(positions, reduced, strict=True):
             result[index] = gradient
         return result
 

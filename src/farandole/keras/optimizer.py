@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..bindings.private.tensorflow_names import check_sums, look_at_variables, trainable
+from ..bindings.private.tensorflow_names import check_sums, check_variables, trainable
 from ..operations.pending import chosen_op
 from ..operations.reductions import Adasum, Average
 from ..world.groups import ProcessSet, global_process_set
@@ -94,7 +94,7 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     kind: Any = type(optimizer)
     if isinstance(optimizer, ReducedUpdates):
         raise ValueError("optimizer is a DistributedOptimizer already")
-    look_at_variables(optimizer)
+    check_variables(optimizer)
     if passes > 1 or optimizer.gradient_accumulation_steps:
         check_sums(kind)
     twin = with_methods(optimizer, ReducedUpdates, reduction)

@@ -36,7 +36,7 @@ Conversion = Callable[[Any], Any]
 
 
 def reduction(name: str | None, op: ReduceOp, prescale_factor: float, postscale_factor: float) -> Conversion:
-    """What reduces an array over all ranks."""
+    """A function that reduces an array over all ranks."""
     return lambda array: ops.allreduce(array, None, name, op, prescale_factor, postscale_factor)
 
 
@@ -63,10 +63,10 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Copies the root's values to variables of any backend; all broadcasts run at the same time."""
-    # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
+    # By index, not by name: Keras numbers its layers, and a rank may have made other layers before.
     arrays = [np.array(array_of(variable), order="C") for variable in variables]
     handles = [
-        ops.broadcast_async_(_numbers(array), root_rank, f"keras.variables.{index}", process_set)
+        ops.broadcast_async_(_as_sendable(array), root_rank, f"keras.variables.{index}", process_set)
         for index, array in enumerate(arrays)
     ]
     failure: Exception | None = None
@@ -81,7 +81,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
         variable.assign(array)
 
 
-def _numbers(array: Any) -> Any:
+def _as_sendable(array: Any) -> Any:
     """The same memory in a type that can be sent; as bytes for types that cannot (uint32, uint64)."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 2:
         return array.reshape(-1).view(np.uint8)

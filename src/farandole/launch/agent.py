@@ -40,10 +40,10 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class _Rank:
     """A worker, its streams, the pipe for its failure report, its memory files, and its channel for calls."""
 
-    def __init__(self, worker: spawn.Worker, report: int, sights: examine.Sights) -> None:
+    def __init__(self, worker: spawn.Worker, report: int, files: examine.RankFiles) -> None:
         self.worker = worker
         self.report = report
-        self.sights = sights
+        self.files = files
         self.calls: Channel | None = None
         self.early: list[
             agent_messages.Call
@@ -54,7 +54,7 @@ class _Rank:
 
     def close(self) -> None:
         os.close(self.report)
-        self.sights.close()
+        self.files.close()
         self.worker.close()
         if self.calls is not None:
             self.calls.close()
@@ -78,7 +78,7 @@ class Agent:
         deadline = time.monotonic() + GREETING_SECONDS
         self._secret, proven = loop.finish(_introduce(line, directory, secret), deadline)
         self._secret_fd = self._secret.to_descriptor()
-        self._channel = Channel(loop, line, proven, self._heard, self._end, codec=agent_messages)
+        self._channel = Channel(loop, line, proven, self._on_order, self._end, codec=agent_messages)
         self._memory = evidence.Memory()
         self._watcher: watch.Watcher | None = None  # of an elastic job
         self._hub = ""  # where it is reached
@@ -110,26 +110,28 @@ class Agent:
 
     def _watch_ranks(self, order: agent_messages.WatchRanks) -> None:
         self._watcher = watch.Watcher(order)
-        self._watcher.heard = time.monotonic()
-        self._look()
+        self._watcher.last_message_at = time.monotonic()
+        self._check_ranks()
 
-    def _look(self) -> None:
+    def _check_ranks(self) -> None:
         watcher = self._watcher
         assert watcher is not None
         now = time.monotonic()
         if self._orphaned:
-            watcher.heard = now  # no launcher could go on without these ranks, so their silence does not count
-        due, reports = watcher.look(now)
+            watcher.last_message_at = (
+                now  # no launcher could go on without these ranks, so their silence does not count
+            )
+        due, reports = watcher.check(now)
         for report in reports:
             self._channel.send(report)
         if due:
-            self._channel.send(agent_messages.Heartbeat(int(1000 * (now - watcher.heard))))
+            self._channel.send(agent_messages.Heartbeat(int(1000 * (now - watcher.last_message_at))))
             if watcher.cut_off and not self._probing and self._hub:
                 # An interrupted connection may recover slowly, and in one direction only; a new connection is fast.
                 self._probing = True
                 flow = probe_hub(self._hub, self._secret, watcher.times.agent)
                 self._loop.spawn(flow, now + 2 * watcher.times.heartbeat_ms / 1000, self._probed)
-        self._loop.at("look", now + watcher.pause, self._look)
+        self._loop.at("check", now + watcher.pause, self._check_ranks)
 
     def _ticked(self, tick: agent_messages.Heartbeat) -> None:
         if self._watcher is not None:
@@ -138,7 +140,7 @@ class Agent:
     def _probed(self, answered: bool | None, _error: Exception | None) -> None:
         self._probing = False
         if answered and self._watcher is not None:
-            self._watcher.heard = time.monotonic()
+            self._watcher.last_message_at = time.monotonic()
 
     def _listen_to_signals(self) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -155,7 +157,7 @@ class Agent:
 
         self._loop.watch(reader, READ, woken)
 
-    def _heard(self, order: Any) -> None:
+    def _on_order(self, order: Any) -> None:
         act: dict[type[Any], Callable[[Any], None]] = {
             agent_messages.Prepare: self._prepare,
             agent_messages.Environment: self._add_environment,
@@ -169,7 +171,7 @@ class Agent:
             agent_messages.Examine: self._examine,
         }
         if self._watcher is not None:
-            self._watcher.heard = time.monotonic()
+            self._watcher.last_message_at = time.monotonic()
         act[type(order)](order)
 
     # Before the ranks.
@@ -222,45 +224,45 @@ class Agent:
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
         variables[b"FARANDOLE_REPORT_PIPE"] = b"%d" % os.fstat(writer).st_ino
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
-        sights = examine.Sights()
-        inherit += sights.fds
-        variables[b"FARANDOLE_RECORD_FD"], variables[b"FARANDOLE_STACKS_FD"] = (b"%d" % fd for fd in sights.fds)
-        word: watch.StatusPage | None = None
+        files = examine.RankFiles()
+        inherit += files.fds
+        variables[b"FARANDOLE_RECORD_FD"], variables[b"FARANDOLE_STACKS_FD"] = (b"%d" % fd for fd in files.fds)
+        page: watch.StatusPage | None = None
         if self._watcher is not None:
-            word = watch.StatusPage()
-            inherit += [word.fd, self._watcher.own_reader]
-            variables[b"FARANDOLE_PULSE_FD"] = b"%d" % word.fd
+            page = watch.StatusPage()
+            inherit += [page.fd, self._watcher.own_reader]
+            variables[b"FARANDOLE_PULSE_FD"] = b"%d" % page.fd
             variables[b"FARANDOLE_AGENT_PULSE_FD"] = b"%d" % self._watcher.own_reader
-        near = far = None
+        own_end = rank_end = None
         if order.calls:
-            near, far = sockets.pair()
-            inherit.append(far.fileno())
-            variables[b"FARANDOLE_CALLS_FD"] = b"%d" % far.fileno()
+            own_end, rank_end = sockets.pair()
+            inherit.append(rank_end.fileno())
+            variables[b"FARANDOLE_CALLS_FD"] = b"%d" % rank_end.fileno()
         try:
             worker = spawn.start_worker(self._command, variables, order.directory, inherit)
         except OSError as error:
             os.close(reader)
-            sights.close()
-            if near is not None:
-                near.close()
-            if word is not None:
-                word.close()
+            files.close()
+            if own_end is not None:
+                own_end.close()
+            if page is not None:
+                page.close()
             self._channel.send(
                 agent_messages.NotStarted(order.rank, error.errno or 0, _explain(error, self._command[0]))
             )
             return
         finally:
             os.close(writer)
-            if far is not None:
-                far.close()
-        rank = self._ranks[order.rank] = _Rank(worker, reader, sights)
-        if self._watcher is not None and word is not None:
-            self._watcher.add(order.rank, worker.pid, word)
+            if rank_end is not None:
+                rank_end.close()
+        rank = self._ranks[order.rank] = _Rank(worker, reader, files)
+        if self._watcher is not None and page is not None:
+            self._watcher.add(order.rank, worker.pid, page)
         self._listen(order.rank)
-        self._loop.at("waiting", time.monotonic() + examine.LOOK_SECONDS, self._look_for_waiting)
+        self._loop.at("waiting", time.monotonic() + examine.CHECK_SECONDS, self._report_waiting)
         self._channel.send(agent_messages.Running(order.rank, worker.pid))
-        if near is not None:
-            self._connect(rank, near)
+        if own_end is not None:
+            self._connect(rank, own_end)
 
     def _signal(self, order: agent_messages.Signal) -> None:
         for number, rank in self._ranks.items():
@@ -291,7 +293,7 @@ class Agent:
         report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
         if self._examination is not None:
             self._examination.forget(number)
-        last = rank.sights.last() if code else b""
+        last = rank.files.compressed_record() if code else b""
         self._report(agent_messages.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else "", last))
         rank.close()
         if self._watcher is not None:
@@ -301,16 +303,16 @@ class Agent:
 
     # What the ranks wait for.
 
-    def _look_for_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         now = time.monotonic()
         for number, rank in self._ranks.items() if not self._orphaned else ():
-            waited = rank.sights.waiting(time.monotonic_ns())
+            waited = rank.files.waiting(time.monotonic_ns())
             if waited is not None:
                 self._channel.send(agent_messages.RankWaits(number, waited // 1_000_000))
-        self._loop.at("waiting", now + examine.LOOK_SECONDS, self._look_for_waiting)
+        self._loop.at("waiting", now + examine.CHECK_SECONDS, self._report_waiting)
 
     def _examine(self, order: agent_messages.Examine) -> None:
-        ranks = {number: (rank.worker.pid, rank.sights) for number, rank in self._ranks.items()}
+        ranks = {number: (rank.worker.pid, rank.files) for number, rank in self._ranks.items()}
         self._examination = examine.Examination(order.number, ranks, self._channel.send)
         self._go_on_examining()
 
@@ -375,9 +377,9 @@ class Agent:
 
     # Calls for ranks that wait for them.
 
-    def _connect(self, rank: _Rank, near: Stream) -> None:
+    def _connect(self, rank: _Rank, own_end: Stream) -> None:
         number = next(key for key, value in self._ranks.items() if value is rank)
-        flow = answer(near, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.rank == number)
+        flow = answer(own_end, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.rank == number)
 
         def lost(reason: str) -> None:
             def part() -> None:
@@ -388,7 +390,7 @@ class Agent:
                 seconds = LAST_EXIT_SECONDS if rank.told_to_end else EXIT_SECONDS
                 self._loop.at(rank, time.monotonic() + seconds, part)
 
-        def heard(order: Any) -> None:
+        def on_call(order: Any) -> None:
             if (
                 isinstance(order, agent_messages.Call) and order.last
             ):  # output from before a result is sent before the result
@@ -399,10 +401,10 @@ class Agent:
 
         def done(proven: Proven | None, error: Exception | None) -> None:
             if proven is None or number not in self._ranks:
-                near.close()
+                own_end.close()
                 lost(str(error))
                 return
-            rank.calls = Channel(self._loop, near, proven, heard, lost, codec=agent_messages)
+            rank.calls = Channel(self._loop, own_end, proven, on_call, lost, codec=agent_messages)
             self._listen(number)
             early, rank.early = rank.early, []
             for order in early:

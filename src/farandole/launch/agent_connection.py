@@ -51,16 +51,17 @@ class Bridge(Protocol):
         """The connection to the agent of a host, and the agent's process. Raises OSError when there is no agent yet."""
         ...
 
-    def explain(self, host: str, code: int | None, said: str) -> str:
-        """Says why there is no agent on a host: `code` is the exit code of its process, `said` the error output."""
+    def explain(self, host: str, code: int | None, error_output: str) -> str:
+        """Says why there is no agent on a host: `code` is the exit code of its process, `error_output` what it
+        printed to stderr."""
         ...
 
 
 class AgentConnection:
     """A connection to the agent of `host`; "" is this host.
 
-    The loop calls `heard(connection, report)` for each message of the agent, and at the end `ended(connection, reason)`
-    unless `close` was called before.
+    The loop calls `on_report(connection, report)` for each message of the agent. At the end it calls
+    `ended(connection, reason)`, unless `close` was called before.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class AgentConnection:
         host: str,
         connector: ssh.SshOptions | Bridge,
         secret: Secret,
-        heard: Callable[[AgentConnection, Any], None],
+        on_report: Callable[[AgentConnection, Any], None],
         ended: Callable[[AgentConnection, str], None],
     ) -> None:
         self.host = host
@@ -79,7 +80,7 @@ class AgentConnection:
         self._loop = loop
         self._connector = connector
         self._secret = secret
-        self._heard = heard
+        self._on_report = on_report
         self._ended = ended
         self._error_output = b""
         self._channel: Channel | None = None
@@ -119,7 +120,7 @@ class AgentConnection:
                 self._loop,
                 self._sock,
                 proven,
-                lambda report: self._heard(self, report),
+                lambda report: self._on_report(self, report),
                 lambda reason: self._ended(self, reason),
                 codec=agent_messages,
             )
@@ -222,19 +223,22 @@ class AgentConnection:
         with contextlib.suppress(Exception):  # the exit code and the last error output come a little later
             self._process.wait(0.5)
         self._read_errors()
-        said = self._error_output.decode(errors="replace").strip()
+        error_output = self._error_output.decode(errors="replace").strip()
         if isinstance(error, TimeoutError):
             return StartError(
                 f"{self.name} did not answer in time; is it up? Raise --start-timeout if it is only slow."
-                + (f" ssh said: {said.splitlines()[-1]}" if said else ""),
+                + (f" ssh printed: {error_output.splitlines()[-1]}" if error_output else ""),
                 topic="no-answer",
             )
         if isinstance(error, Refused | VersionMismatch):
             return StartError(f"the agent on {self.name}: {error}", topic="no-agent")
         if self.host:
-            return StartError(self._connector.explain(self.host, self._process.returncode, said), topic="no-agent")
+            return StartError(
+                self._connector.explain(self.host, self._process.returncode, error_output), topic="no-agent"
+            )
         return StartError(
-            f"the agent on this host ended before it began: {said or self._process.returncode}", topic="no-agent"
+            f"the agent on this host ended before it began: {error_output or self._process.returncode}",
+            topic="no-agent",
         )
 
 

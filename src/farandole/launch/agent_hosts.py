@@ -34,7 +34,7 @@ class AgentHost:
     waiting: list[Start] = field(default_factory=list)
     failures: int = 0
     number: int = 0  # the number of its agent
-    heard: float = 0.0  # when the last message of its agent came
+    last_message_at: float = 0.0  # when the last message of its agent came
     since: float = 0.0  # when its agent became ready
     silent: bool = False  # its agent was silent for so long that its workers are evicted
     suspected: bool = False
@@ -122,12 +122,12 @@ class AgentHosts:
 
     def heard_from(self, host: AgentHost) -> None:
         """Any message of its agent has come."""
-        host.heard = time.monotonic()
+        host.last_message_at = time.monotonic()
         host.suspected = False
         if host.silent:
             host.silent = False
             self._say(f"{host.name} is back")
-            self._elastic.deliver(self._driver.host_up(host.name, host.heard))
+            self._elastic.deliver(self._driver.host_up(host.name, host.last_message_at))
 
     def agent_reached_hub(self, number: int) -> None:
         """The agent with this number has connected to the hub."""
@@ -145,7 +145,7 @@ class AgentHosts:
             return
         connection.prepared = report
         host.ready = True
-        host.heard = host.since = time.monotonic()
+        host.last_message_at = host.since = time.monotonic()
         times = self._options.times
         seconds = (times.heartbeat, times.suspect, times.evict, times.give_up, self._options.limits.drain_timeout)
         connection.send(agent_messages.WatchRanks(host.number, *(int(1000 * one) for one in seconds)))
@@ -171,8 +171,8 @@ class AgentHosts:
             if host.connection is None or not host.ready:
                 continue
             if late:
-                host.heard = now
-            silence = now - host.heard
+                host.last_message_at = now
+            silence = now - host.last_message_at
             host.connection.send(agent_messages.Heartbeat(int(1000 * silence)))
             if silence >= times.suspect and not host.suspected:
                 host.suspected = True

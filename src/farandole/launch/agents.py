@@ -15,28 +15,28 @@ from farandole.rendezvous.secret import Secret
 
 
 class Agents:
-    """`heard(connection, report)` and `lost(connection, reason)` are called in the loop."""
+    """`on_report(connection, report)` and `lost(connection, reason)` are called in the loop."""
 
     def __init__(
         self,
         loop: Loop,
         connector: ssh.SshOptions | Bridge,
         secret: Secret,
-        heard: Callable[[AgentConnection, Any], None],
+        on_report: Callable[[AgentConnection, Any], None],
         lost: Callable[[AgentConnection, str], None],
     ) -> None:
         self.loop = loop
         self.secret = secret
         self.connector = connector
         self.connections: dict[str, AgentConnection] = {}  # host -> its connection; "" is this machine
-        self._heard = heard
+        self._on_report = on_report
         self._lost = lost
         self._dropped: list[AgentConnection] = []  # their processes are not reaped yet
 
     def connect(self, host: str, name: str) -> AgentConnection:
         """Starts the agent of a host ("" is this machine); `name` is its key in `connections`. May raise StartError."""
         connection = self.connections[name] = AgentConnection(
-            self.loop, host, self.connector, self.secret, self._heard, self._lost
+            self.loop, host, self.connector, self.secret, self._on_report, self._lost
         )
         return connection
 

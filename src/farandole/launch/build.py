@@ -14,13 +14,13 @@ FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxn
 # (name, whether it is used, a note)
 CONTROLLERS = (
     ("MPI", False, "ranks can be started by mpirun (--mpi); MPI moves no bytes"),
-    ("Gloo", True, "stands for our own agents and links; no code of Gloo is inside"),
+    ("Gloo", True, "means our own agents and links; no code of Gloo is inside"),
 )
 OPERATIONS = (
     ("DDL", False, ""),
     ("CCL", False, ""),
     ("MPI", False, ""),
-    ("Gloo", True, "stands for our own links: shared memory inside a host, TCP between hosts"),
+    ("Gloo", True, "means our own links: shared memory inside a host, TCP between hosts"),
 )
 
 
@@ -45,7 +45,7 @@ def nccl() -> str:
 
 def table() -> str:
     """The text of the table."""
-    lines = [f"Farandole v{package_version()} (in the place of Horovod):", "", "Available Frameworks:"]
+    lines = [f"Farandole v{package_version()} (instead of Horovod):", "", "Available Frameworks:"]
     lines += [_row(title, usable(name), "") for title, name in FRAMEWORKS]
     operations = (("NCCL", False, nccl()), *OPERATIONS)
     for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", operations)):

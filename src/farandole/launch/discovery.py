@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from farandole.launch import hosts, spawn
 from farandole.launch.hosts import Host
 
-LOOK_SECONDS = 1.0  # between two searches for hosts
+SEARCH_SECONDS = 1.0  # between two searches for hosts
 SCRIPT_SECONDS = 30.0  # time limit of the script
 
 
@@ -35,7 +35,7 @@ class Discovery(Protocol):
         return  # most have nothing to close
 
 
-class Fixed(Discovery):
+class FixedHosts(Discovery):
     """A list of hosts that does not change, as with -H."""
 
     fixed = True
@@ -80,7 +80,7 @@ class Script(Discovery):
             why = error.strerror or str(error)
             raise DiscoveryError(f"--host-discovery-script {self._command}: {why}") from None
         if code:
-            last = err.strip().splitlines()[-1:] or ["it said nothing"]
+            last = err.strip().splitlines()[-1:] or ["it printed nothing"]
             raise DiscoveryError(f"--host-discovery-script {self._command} ended with exit code {code}: {last[0]}")
         try:
             return parse(out, f"the output of {self._command}", self._slots)
@@ -92,7 +92,7 @@ class Script(Discovery):
         self._script.close()
 
 
-class Given(Discovery):
+class UserDiscovery(Discovery):
     """A discovery object of the user, as in Horovod: it has the method `find_available_hosts_and_slots`."""
 
     def __init__(self, discovery: Any) -> None:
@@ -123,12 +123,12 @@ class DiscoveryThread:
         self._thread = threading.Thread(target=self._run, name="farandole-discovery", daemon=True)
 
     def start(self) -> None:
-        """Starts to look for hosts, unless they never change."""
+        """Starts the searches, unless the hosts never change."""
         if not self._discovery.fixed:
             self._thread.start()
 
     def stop(self) -> None:
-        """Looks no more. Does not wait; safe from any thread."""
+        """Starts no more searches. Does not wait; safe from any thread."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -139,15 +139,15 @@ class DiscoveryThread:
             self._thread.join()
 
     def _run(self) -> None:
-        said = ""
-        while not self._stopping.wait(LOOK_SECONDS):
+        reported = ""
+        while not self._stopping.wait(SEARCH_SECONDS):
             try:
                 self._found(self._discovery.find())
-                said = ""
+                reported = ""
             except DiscoveryError as error:
-                if str(error) != said and not self._stopping.is_set():
-                    said = str(error)
-                    self._failed(said)
+                if str(error) != reported and not self._stopping.is_set():
+                    reported = str(error)
+                    self._failed(reported)
 
 
 def parse(text: str, name: str, slots: int | None) -> list[Host]:

@@ -19,7 +19,7 @@ from farandole.launch.discovery import DiscoveryError, DiscoveryThread
 from farandole.launch.hosts import Host
 from farandole.launch.plan import ElasticOptions, cannot_run
 from farandole.launch.ranks import JobRanks, Parts
-from farandole.launch.slots import Place
+from farandole.launch.slots import RankNumbers
 from farandole.rendezvous import agent_messages, interfaces
 from farandole.rendezvous.elastic.driver import ElasticDriver
 from farandole.rendezvous.elastic.hub import ElasticHub
@@ -37,7 +37,7 @@ class ElasticRanks(JobRanks):
         self._options = options
         self._on_running = on_running
         self._driver = ElasticDriver(options.limits, package_version(), options.times)
-        self._looking = DiscoveryThread(options.discovery, self._look, self._not_found)
+        self._discovery_thread = DiscoveryThread(options.discovery, self._hosts_discovered, self._not_found)
         self._elastic: ElasticHub | None = None
         self._hosts: AgentHosts | None = None
         self._here: dict[str, bool] = {}  # host -> whether it is the launcher's own; belongs to discovery's thread
@@ -105,16 +105,16 @@ class ElasticRanks(JobRanks):
         self._hosts = AgentHosts(self._plan, self._options, self._agents, self._elastic, self, self._outcome, self._say)
         self._elastic.start(self._hosts.agent_reached_hub)
         self._hosts.start(found, here)
-        self._looking.start()
+        self._discovery_thread.start()
 
     def stop(self) -> None:
         """The job ends: nothing is decided any more."""
-        self._looking.stop()
+        self._discovery_thread.stop()
         self._driver.stop()
 
     def close(self) -> None:
         """Ends discovery and the hub. Called when the connections to the agents have ended."""
-        self._looking.close()
+        self._discovery_thread.close()
         if self._elastic is not None:
             self._elastic.close()
 
@@ -137,7 +137,7 @@ class ElasticRanks(JobRanks):
 
     # Discovery, on its thread.
 
-    def _look(self, found: list[Host]) -> None:
+    def _hosts_discovered(self, found: list[Host]) -> None:
         here = self._which_are_here(found)
 
         def act() -> None:
@@ -167,7 +167,7 @@ class ElasticRanks(JobRanks):
 
     # The messages of the agents.
 
-    def heard(self, connection: AgentConnection, report: Any) -> None:
+    def on_report(self, connection: AgentConnection, report: Any) -> None:
         """Handles a report of an agent."""
         hosts = self._hosts
         assert hosts is not None
@@ -224,7 +224,7 @@ class ElasticRanks(JobRanks):
     def _read_ending(self, report: agent_messages.Ended) -> Ending:
         """The ending of a worker. The report names the blamed process by its rank; we translate it to a worker."""
         ending = Ending.read(self.rank_of(report.rank), report.code, self._outcome.stopped, report.cause, report.report)
-        blames = ending.blames if ending.blames is None else self._driver.state.roster.get(ending.blames, -1)
+        blames = ending.blames if ending.blames is None else self._driver.state.worker_of_rank.get(ending.blames, -1)
         return dataclasses.replace(ending, rank=report.rank, blames=blames)
 
     def _drain(self, connection: AgentConnection, number: int) -> None:
@@ -275,9 +275,9 @@ class ElasticRanks(JobRanks):
             connection.prepared.cores, self._driver.state.hosts[start.host].slot_count
         )
         address = connection.prepared.addresses[0] if connection.prepared.addresses else "127.0.0.1"
-        place = Place(*start.place, start.host)
+        numbers = RankNumbers(*start.numbers, start.host)
         master = (address, connection.prepared.port)
-        variables = {**environment.of_worker(start.worker, place, master, start.newcomer), **threads}
+        variables = {**environment.of_worker(start.worker, numbers, master, start.newcomer), **threads}
         self._where[start.worker] = (start.host, 0)
         self._running.add(start.worker)
         connection.send(self._plan.launch_message(start.worker, start.host, connection.prepared, variables))

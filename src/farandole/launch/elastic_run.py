@@ -33,7 +33,7 @@ class ElasticRun:
     ) -> list[object]:
         """The results of the function, by rank; if there are more than `min_np`, the first `min_np` of them."""
         try:
-            job = Job(plan, sink, say, elastic=elastic_options, on_call=self._heard, on_running=self._running)
+            job = Job(plan, sink, say, elastic=elastic_options, on_call=self._on_call_piece, on_running=self._running)
         except StartError as error:
             raise RuntimeError(str(error)) from None
         with job:
@@ -52,7 +52,7 @@ class ElasticRun:
         else:
             self._job.send_call(worker, calls.cut(worker, FUNCTION_CALL, calls.FUNCTION, self._data))
 
-    def _heard(self, piece: Call) -> None:
+    def _on_call_piece(self, piece: Call) -> None:
         data = self._parts.add(piece)
         if data is None or self._job is None:
             return

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farandole.launch.slots import Place
+    from farandole.launch.slots import RankNumbers
 
 # Variables that are valid for one process only: no rank gets them. A rank also does not get the settings with which
-# another launcher told this process its place.
+# another launcher gave this process its rank.
 OF_ONE_PROCESS = (
     "BASH_FUNC_*", "OLDPWD", "SHLVL", "_", "_HOROVOD_SECRET_KEY", "FARANDOLE_SECRET_FILE",
 )  # fmt: skip
@@ -37,8 +37,8 @@ def forwarded(environ: Mapping[str, str], other_host: bool) -> dict[str, str]:
     """
     from farandole.base.config import SETTINGS  # the agent imports this file and needs no settings
 
-    places = (name for setting in SETTINGS.values() if setting.scope == "worker" for name in setting.variables)
-    left_out = _matcher((*OF_ONE_PROCESS, *places, *(OF_ONE_HOST if other_host else ())))
+    of_ranks = (name for setting in SETTINGS.values() if setting.scope == "worker" for name in setting.variables)
+    left_out = _matcher((*OF_ONE_PROCESS, *of_ranks, *(OF_ONE_HOST if other_host else ())))
     return {name: value for name, value in environ.items() if not left_out(name)}
 
 
@@ -75,20 +75,23 @@ def keeping_memory(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 def _largest_on_heap() -> bytes:
     """The largest block on the heap. Older versions of the C library may refuse more than 32 MiB and use 128 KiB."""
-    said = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
-    version = [int(part) for part in said.removeprefix("glibc ").split(".") if part.isdecimal()]
+    libc = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    version = [int(part) for part in libc.removeprefix("glibc ").split(".") if part.isdecimal()]
     return b"%d" % (1 << 30 if version >= [2, 36] else 32 << 20)
 
 
-def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
+def of_rank(numbers: RankNumbers, master: tuple[str, int]) -> dict[str, str]:
     """The variables that tell a rank its numbers: with our names, Horovod's names, and those of torch.distributed."""
-    from farandole.base.config import OF_OUR_LAUNCHERS, TORCH_PLACE  # the agent imports this file and needs no settings
+    from farandole.base.config import (
+        OF_OUR_LAUNCHERS,
+        TORCH_VARIABLES,
+    )  # the agent imports this file and needs no settings
 
     address, port = master
     return {
-        **place.environment(),
+        **numbers.environment(),
         HOROVOD_ADDRESS: address,
-        **{variable: str(getattr(place, name)) for name, variable in TORCH_PLACE.items()},
+        **{variable: str(getattr(numbers, name)) for name, variable in TORCH_VARIABLES.items()},
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         **OF_OUR_LAUNCHERS,
@@ -96,17 +99,16 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
     }
 
 
-def of_worker(worker: int, place: Place, master: tuple[str, int] | None, newcomer: bool) -> dict[str, str]:
-    """The variables of a worker of an elastic job: its number, and its first place. Each generation has new places.
+def of_worker(worker: int, numbers: RankNumbers, master: tuple[str, int] | None, newcomer: bool) -> dict[str, str]:
+    """The variables of a worker of an elastic job: its number, and its first rank. Each generation has new ranks.
 
     `master`: None leaves out the address of rank 0, which changes; torch.distributed then uses our rendezvous.
     `newcomer`: the job was training when this worker was started.
     """
-    told = of_place(place, master or ("", 0))
+    variables = of_rank(numbers, master or ("", 0))
     if master is None:
-        told = {
-            name: value for name, value in told.items() if name not in (HOROVOD_ADDRESS, "MASTER_ADDR", "MASTER_PORT")
-        }
+        left_out = (HOROVOD_ADDRESS, "MASTER_ADDR", "MASTER_PORT")
+        variables = {name: value for name, value in variables.items() if name not in left_out}
     if newcomer:
-        told["FARANDOLE_NEWCOMER"] = "1"
-    return {**told, "FARANDOLE_ELASTIC": "1", "HOROVOD_ELASTIC": "1", "FARANDOLE_WORKER": str(worker)}
+        variables["FARANDOLE_NEWCOMER"] = "1"
+    return {**variables, "FARANDOLE_ELASTIC": "1", "HOROVOD_ELASTIC": "1", "FARANDOLE_WORKER": str(worker)}

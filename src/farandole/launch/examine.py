@@ -1,7 +1,7 @@
 # What an agent finds out about its ranks for the launcher: last operations, Python stacks, the state of the processes.
 # Touches memory files, /proc, and signals through spawn.py.
-"""`Sights` has the memory files of one rank. `Examination` looks at all ranks of the agent at once, within two seconds,
-and never blocks: the agent's loop calls `turn` until it is over."""
+"""`RankFiles` has the memory files of one rank. `Examination` examines all ranks of the agent at the same time, within
+two seconds. It never blocks: the agent's loop calls `turn` until the examination is over."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from farandole.launch import spawn
 from farandole.observe import records, stacks
 from farandole.rendezvous import agent_messages
 
-LOOK_SECONDS = 0.25  # between two looks for operations that wait
+CHECK_SECONDS = 0.25  # between two checks for operations that wait
 TURN_SECONDS = 0.03
 BUSY_SECONDS = 0.3  # in which the use of the processor is measured
 ANSWER_SECONDS = 0.6  # for a process to write its stacks; a busy machine gets what is left of LONGEST_SECONDS
 LONGEST_SECONDS = 1.6
-CHILDREN = 3  # so many child processes of a rank are asked too, such as workers of a data loader
+CHILDREN = 3  # how many child processes of a rank are asked too, such as workers of a data loader
 SOURCE_LINES = 8  # innermost frames whose source is sent
 SOURCE_BYTES = 1 << 20  # of a file that is read for it
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Sights:
+class RankFiles:
     """The memory files in which a rank leaves its last operations and writes its stacks."""
 
     def __init__(self) -> None:
         self.record = records.RecordFile()
         self.stacks = stacks.StacksFile()
-        self.told = 0  # when the operation was submitted that the launcher has been told about
+        self._reported = 0  # when the waiting operation was submitted that the launcher knows about; 0: none
 
     @property
     def fds(self) -> tuple[int, int]:
@@ -43,44 +43,45 @@ class Sights:
         return self.record.fd, self.stacks.fd
 
     def waiting(self, now_ns: int) -> int | None:
-        """For how many nanoseconds the oldest operation has waited when the launcher must hear of it; 0: no more."""
+        """What the launcher must hear now: for how many nanoseconds the oldest operation has waited, or 0 when it does
+        not wait any more. None: nothing new."""
         note = self.record.note_ns
         since = self.record.waiting_since() if note else 0
         if since and now_ns - since >= note:
-            if since == self.told:
+            if since == self._reported:
                 return None
-            self.told = since
+            self._reported = since
             return now_ns - since
-        if self.told:
-            self.told = 0
+        if self._reported:
+            self._reported = 0
             return 0
         return None
 
-    def last(self) -> bytes:
-        """The record, to be sent."""
+    def compressed_record(self) -> bytes:
+        """The record of the last operations, in the form in which it is sent."""
         return zlib.compress(self.record.bytes(), 1)
 
     def close(self) -> None:
-        """Frees both."""
+        """Frees both files."""
         self.record.close()
         self.stacks.close()
 
 
-class _Subject:
+class _ExaminedRank:
     """A rank that is examined. `steps` is a generator that signals its processes one after the other."""
 
-    def __init__(self, rank: int, worker: int, sights: Sights, end: float) -> None:
+    def __init__(self, rank: int, worker: int, files: RankFiles, end: float) -> None:
         self.rank = rank
-        self.sights = sights
-        record = records.read(sights.record.bytes())
+        self.files = files
+        record = records.read(files.record.bytes())
         self.main_thread = record.main_thread if record is not None else 0
         self.pid = record.pid if record is not None else 0
         if self.pid != worker and self.pid not in spawn.descendants(worker):
             self.pid = 0  # in another process namespace, or from before
-        self.shown = self.pid or worker
+        self._shown_pid = self.pid or worker
         self.began = time.monotonic()
-        self.used = _used(self.shown)
-        self.facts: dict[str, Any] = {"pid": self.shown, "answered": False, "stack": "", "children": []}
+        self._used_before = _used(self._shown_pid)
+        self.facts: dict[str, Any] = {"pid": self._shown_pid, "answered": False, "stack": "", "children": []}
         self.over = False
         self._end = end
         self._steps = self._ask()
@@ -92,7 +93,7 @@ class _Subject:
     def _ask(self) -> Iterator[int]:
         if not self.pid:
             return
-        yield from self._stack_of(self.pid, self.facts, self.sights.stacks.thread)
+        yield from self._stack_of(self.pid, self.facts, self.files.stacks.thread)
         self.facts["answered"] = bool(self.facts["stack"])
         for child in spawn.descendants(self.pid)[: 4 * CHILDREN]:
             if len(self.facts["children"]) < CHILDREN and stacks.offers(child):
@@ -102,7 +103,7 @@ class _Subject:
 
     def _stack_of(self, pid: int, facts: dict[str, Any], thread: int) -> Iterator[int]:
         """Signals a process, and waits until the text does not grow any more."""
-        file = self.sights.stacks
+        file = self.files.stacks
         if not thread or state_of(pid)[0] in "TtZX" or not stacks.offers(pid):
             return
         file.clear()
@@ -119,46 +120,48 @@ class _Subject:
 
     def report(self, number: int) -> agent_messages.Examined:
         spent = max(1e-3, time.monotonic() - self.began)
-        state, wait, call = state_of(self.shown)
+        state, wait, call = state_of(self._shown_pid)
         self.facts |= {
             "state": state,
             "wait": wait,
             "call": call,
-            "busy": round((_used(self.shown) - self.used) / spent, 3),
+            "busy": round((_used(self._shown_pid) - self._used_before) / spent, 3),
             "now_ns": time.monotonic_ns(),
             "sources": _sources(self.facts["stack"], self.main_thread),
         }
-        return agent_messages.Examined(number, self.rank, json.dumps(self.facts).encode(), self.sights.last())
+        return agent_messages.Examined(
+            number, self.rank, json.dumps(self.facts).encode(), self.files.compressed_record()
+        )
 
 
 class Examination:
-    """Of all ranks of this agent. `turn(now)` returns False when it is over and `send` has got every report."""
+    """Examines all ranks of this agent. `turn(now)` returns False when it is over and all reports are sent."""
 
     def __init__(
-        self, number: int, ranks: Mapping[int, tuple[int, Sights]], send: Callable[[agent_messages.Examined], None]
+        self, number: int, ranks: Mapping[int, tuple[int, RankFiles]], send: Callable[[agent_messages.Examined], None]
     ) -> None:
         self.number = number
         self._send = send
         end = time.monotonic() + LONGEST_SECONDS
-        self._subjects = [_Subject(rank, worker, sights, end) for rank, (worker, sights) in ranks.items()]
+        self._ranks = [_ExaminedRank(rank, worker, files, end) for rank, (worker, files) in ranks.items()]
 
     def turn(self, now: float) -> bool:
-        """Goes on."""
-        for subject in list(self._subjects):
-            subject.turn(now)
-            if subject.over:
-                self._subjects.remove(subject)
-                self._send(subject.report(self.number))
-        return bool(self._subjects)
+        """Does one step for each rank."""
+        for rank in list(self._ranks):
+            rank.turn(now)
+            if rank.over:
+                self._ranks.remove(rank)
+                self._send(rank.report(self.number))
+        return bool(self._ranks)
 
     def forget(self, rank: int) -> None:
-        """Its process has ended."""
-        self._subjects = [one for one in self._subjects if one.rank != rank]
+        """The process of this rank has ended."""
+        self._ranks = [one for one in self._ranks if one.rank != rank]
 
 
 def state_of(pid: int) -> tuple[str, str, int]:
     """The kernel's letter for a process, where its main thread waits in the kernel, and the number of its system call
-    (-1: none, or it is not told)."""
+    (-1: none, or the kernel does not say)."""
     state, wait, call = "X", "", -1
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as file:
         state = file.read().rpartition(")")[2].split()[0]

@@ -26,7 +26,7 @@ from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.output import Files, PrefixedLines, Sink, Tails, Target, Tee
 from farandole.launch.plan import ElasticOptions, Plan
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.agent_messages import Call
 from farandole.rendezvous.elastic.policy import Limits
@@ -107,7 +107,7 @@ class Executor:
         if self._job is None:
             sink = self._sink()
             try:
-                self._job = Job(self._plan, sink, on_call=self._heard, on_ended=self._ended, on_over=self._over)
+                self._job = Job(self._plan, sink, on_call=self._on_call_piece, on_ended=self._ended, on_over=self._over)
             except StartError as error:
                 self.shutdown()
                 raise RuntimeError(str(error)) from None
@@ -127,7 +127,7 @@ class Executor:
             self._interrupt(futures)
             raise
         if self._job is not None:
-            self._job.settle(OUTPUT_SECONDS)  # a cell of a notebook shows only what is written before it ends
+            self._job.finish_output(OUTPUT_SECONDS)  # a cell of a notebook shows only what is written before it ends
         return _gather(futures)
 
     def _run_elastic(
@@ -139,7 +139,7 @@ class Executor:
         say: Callable[[str], None] = lambda line: None,
     ) -> list[Any]:
         """Like `run`, once, in an elastic job. The executor itself starts no workers."""
-        plan = dataclasses.replace(self._plan, places=[], hosts=[])
+        plan = dataclasses.replace(self._plan, numbers=[], hosts=[])
         try:
             return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, elastic_options, self._sink(), say)
         finally:
@@ -217,7 +217,7 @@ class Executor:
                 self._job.send_call(rank, calls.cut(rank, number, calls.FUNCTION, data))
         return future
 
-    def _heard(self, piece: Call) -> None:
+    def _on_call_piece(self, piece: Call) -> None:
         data = self._parts.add(piece)
         if data is None:
             return
@@ -274,8 +274,8 @@ class Executor:
                 text = "the executor was shut down"
             return RankFailed(text, rank=rank, code=code or 0)
         words = "\n".join(self._tails.last_words(verdict.rank))
-        said = f"; its last lines:\n{words}" if words else ""
-        text = f"rank {verdict.rank} on {job.host_of(verdict.rank)}: {verdict.text}{said}"
+        last_lines = f"; its last lines:\n{words}" if words else ""
+        text = f"rank {verdict.rank} on {job.host_of(verdict.rank)}: {verdict.text}{last_lines}"
         return RankFailed(text, rank=verdict.rank, code=verdict.code)
 
     def _interrupt(self, futures: Collection[Future[Any]]) -> None:
@@ -373,12 +373,12 @@ def _discovery(
     script: Any, slots: int | None, hosts_given: str | None, hostfile: str | None, count: int
 ) -> discovery.Discovery:
     if hasattr(script, "find_available_hosts_and_slots"):
-        return discovery.Given(script)
+        return discovery.UserDiscovery(script)
     if script is not None:
         return discovery.Script(script, slots)
     if hostfile is not None:
         return discovery.Hostfile(hostfile)
-    return discovery.Fixed(hosts.parse(hosts_given) if hosts_given is not None else [Host("localhost", count)])
+    return discovery.FixedHosts(hosts.parse(hosts_given) if hosts_given is not None else [Host("localhost", count)])
 
 
 def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -400,21 +400,21 @@ def _gather(futures: Sequence[_Pending]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    if names is None:
         return ()
-    return tuple(name for name in (given.split(",") if isinstance(given, str) else given) if name)
+    return tuple(name for name in (names.split(",") if isinstance(names, str) else names) if name)
 
 
-def _hosts_of(given: str | Sequence[str] | None, hostfile: str | None, count: int) -> list[str]:
-    if given is not None and hostfile is not None:
+def _hosts_of(chosen: str | Sequence[str] | None, hostfile: str | None, count: int) -> list[str]:
+    if chosen is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other")
     if hostfile is not None:
         with open(hostfile, encoding="utf-8") as file:
             return hosts.assign(hosts.read(file.read(), hostfile), count)
-    if given is None:
+    if chosen is None:
         return hosts.assign([Host("localhost", count)], count)
-    return hosts.assign(hosts.parse(given if isinstance(given, str) else ",".join(given)), count)
+    return hosts.assign(hosts.parse(chosen if isinstance(chosen, str) else ",".join(chosen)), count)
 
 
 def _plan(
@@ -436,7 +436,7 @@ def _plan(
     environ = {**os.environ, **more, **(env or {})}
     return Plan(
         command=[python, "-c", ssh.start_code(path, "farandole.launch.worker")],
-        places=places(names),
+        numbers=rank_numbers(names),
         hosts=["" if here[name] else name for name in names],
         environ=environ,
         directory=os.getcwd(),

@@ -24,8 +24,8 @@ class FixedRanks(JobRanks):
 
     def __init__(self, *parts: *Parts) -> None:
         super().__init__(*parts)
-        self.codes: list[int | None] = [None] * len(self._plan.places)
-        self.pids: list[int] = [0] * len(self._plan.places)
+        self.codes: list[int | None] = [None] * len(self._plan.numbers)
+        self.pids: list[int] = [0] * len(self._plan.numbers)
         self._hub: Hub | None = None
         self._start_error: StartError | None = None
         self._waiting_for: set[object] = set()  # what must still happen before the job has started
@@ -49,7 +49,7 @@ class FixedRanks(JobRanks):
 
     def host_of(self, rank: int) -> str:
         """The name of a rank's host."""
-        return self._plan.places[rank].hostname
+        return self._plan.numbers[rank].hostname
 
     def pid_of(self, rank: int) -> int:
         """The process id of a rank."""
@@ -144,11 +144,11 @@ class FixedRanks(JobRanks):
         for connection in connections.values():
             for message in plan.command_messages(bool(connection.host)):
                 connection.send(message)
-        for index, host in zip(plan.places, plan.hosts, strict=True):
+        for index, host in zip(plan.numbers, plan.hosts, strict=True):
             connection = connections[host]
             assert connection.prepared is not None
             threads, note = plan.thread_variables(connection.prepared.cores, plan.hosts.count(host))
-            variables = {**environment.of_place(index, master), **threads}
+            variables = {**environment.of_rank(index, master), **threads}
             connection.send(plan.launch_message(index.rank, host, connection.prepared, variables))
             notes.add(note)
         for text in sorted(filter(None, notes)):
@@ -170,7 +170,7 @@ class FixedRanks(JobRanks):
 
     # The messages of the agents. All of this runs on the loop's thread.
 
-    def heard(self, connection: AgentConnection, report: Any) -> None:
+    def on_report(self, connection: AgentConnection, report: Any) -> None:
         """Handles a report of an agent."""
         if isinstance(report, agent_messages.Ended):
             self._ended(report)

@@ -1,4 +1,4 @@
-# The launcher's side of hangs: hears that operations wait, asks all agents what their ranks do, tells the user once.
+# The launcher's side of hangs: gets reports of waiting operations, asks all agents what their ranks do, warns once.
 # Touches the connections to the agents, and the report's files; observe/hangs.py finds the cause.
 """`Hangs` is a part of a job and runs on its loop. `examine(then)` asks at any time."""
 
@@ -64,7 +64,7 @@ class Hangs:
         self._slow: collections.deque[tuple[float, str]] = collections.deque(maxlen=8)
         self._waiting: set[int] = set()  # ranks with an operation that has waited for long
         self._began = 0.0  # when the first of them did
-        self._told: Verdict | None = None
+        self._hang: Verdict | None = None
         self._turns = 0  # examinations of this hang
         self._reports = 0
         self._folder = on_hang.folder
@@ -80,7 +80,7 @@ class Hangs:
         if " slow: " in text or "the link between" in text:
             self._slow.append((time.monotonic(), text))
 
-    def heard(self, report: agent_messages.RankWaits | agent_messages.Examined | agent_messages.Ended) -> None:
+    def on_report(self, report: agent_messages.RankWaits | agent_messages.Examined | agent_messages.Ended) -> None:
         """Handles a report of an agent."""
         if isinstance(report, agent_messages.RankWaits):
             self._rank_waits(report)
@@ -117,17 +117,17 @@ class Hangs:
             self._began = time.monotonic() - report.waited_ms / 1000
             self._turns = 0
             # The others wait too, and will say so in a moment.
-            self._loop.at("hang", time.monotonic() + 0.02, self._look)
+            self._loop.at("hang", time.monotonic() + 0.02, self._check)
         self._waiting.add(report.rank)
 
     def _over(self) -> None:
         self._loop.at("hang", None, lambda: None)
-        told, self._told = self._told, None
-        if told is not None and not self._outcome.stopped:
-            name = f"{told.operation!r}" if told.operation else "the operation"
+        hang, self._hang = self._hang, None
+        if hang is not None and not self._outcome.stopped:
+            name = f"{hang.operation!r}" if hang.operation else "the operation"
             self._say(f"hang: over, {name} went on after {time.monotonic() - self._began:.1f} s")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._waiting and not self._outcome.stopped:
             self.examine(self._judged)
 
@@ -138,11 +138,11 @@ class Hangs:
         lasted = time.monotonic() - self._began
         pause = AGAIN_SECONDS[min(self._turns, len(AGAIN_SECONDS) - 1)]
         self._turns += 1
-        known = self._told is not None and verdict.same_as == self._told.same_as
+        known = self._hang is not None and verdict.same_as == self._hang.same_as
         limit = self._limit(report)
-        kill = self._on_hang.act == "kill" and verdict.accuses
-        if verdict.accuses and (not known or (kill and lasted >= limit)):
-            self._told = verdict
+        kill = self._on_hang.act == "kill" and verdict.names_a_cause
+        if verdict.names_a_cause and (not known or (kill and lasted >= limit)):
+            self._hang = verdict
             path = self._write(report)
             self._say(f"hang: {verdict.text}" + (f"\nThe report is in {path}" if path is not None else ""))
         if kill:
@@ -151,7 +151,7 @@ class Hangs:
                 self._outcome.fail(CODE, f"ended by --on-hang kill after {lasted:.0f} s ({verdict.kind}): {first}")
                 return
             pause = min(pause, limit - lasted)
-        self._loop.at("hang", time.monotonic() + pause, self._look)
+        self._loop.at("hang", time.monotonic() + pause, self._check)
 
     def _limit(self, report: Report) -> float:
         known = [one.record.warning_seconds for one in report.ranks.values() if one.record is not None]
@@ -212,7 +212,7 @@ class Hangs:
 
 
 def _newer(known: Facts | None, found: Facts) -> Facts:
-    """Of two processes with one rank, as an elastic job can have, that of the later generation."""
+    """An elastic job can have two processes with one rank. This gives the process of the later generation."""
     if known is None or known.record is None:
         return found
     return found if found.record is not None and found.record.generation >= known.record.generation else known

@@ -51,7 +51,7 @@ class Ranks(Protocol):
     def going_on(self) -> bool: ...
     def connection(self, rank: int) -> AgentConnection | None: ...
     def start(self) -> None: ...
-    def heard(self, connection: AgentConnection, report: Any) -> None: ...
+    def on_report(self, connection: AgentConnection, report: Any) -> None: ...
     def lost(self, connection: AgentConnection, reason: str) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
@@ -60,11 +60,11 @@ class Ranks(Protocol):
 class Job:
     """A running job. Use it as a context manager: at the end of the block it kills what still runs and cleans up.
 
-    `elastic`: makes it a job whose ranks change; None: the ranks of the plan. `say`: None tells the log of hangs, and
-    nobody of the rest. The functions `on_...` are called on the
-    job's thread: for each piece of a call, for each rank that ends without a failure, at the end of the job, and for
-    each worker of an elastic job that has started. `on_started` is called before that, on the thread that makes the
-    job: the agents have been told to start the ranks.
+    `elastic`: makes it a job whose ranks change; None: the ranks of the plan. `say`: prints a line for the user; None:
+    hangs go to the log, and other lines are dropped. The functions `on_...` are called on the job's thread: for each
+    piece of a call, for each rank that ends without a failure, at the end of the job, and for each worker of an elastic
+    job that has started. `on_started` is called before all of them, on the thread that makes the job, when the agents
+    have received the commands to start the ranks.
     """
 
     def __init__(
@@ -81,18 +81,20 @@ class Job:
         on_running: Callable[[int], None] = lambda worker: None,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
-        tell_hang = say or log.warning  # a hang is told in any case
+        report_hang = say or log.warning  # a hang is always reported
         say = say or (lambda line: None)
         self._say = say
         self._on_call = on_call
         self._on_over = on_over
         self._loop = Loop()
-        self._agents = Agents(self._loop, plan.connector, plan.secret or Secret.create(), self._heard, self._agent_lost)
+        self._agents = Agents(
+            self._loop, plan.connector, plan.secret or Secret.create(), self._on_report, self._agent_lost
+        )
         self._outcome = Outcome(plan, self._agents, on_stop=lambda: self._ranks.stop())
         self._output = OutputRelay(self._loop, sink, self._outcome.fail)
         parts = (plan, self._agents, self._outcome, say, on_ended)
         self._ranks: Ranks = FixedRanks(*parts) if elastic is None else ElasticRanks(elastic, on_running, *parts)
-        self._hangs = Hangs(self._agents, self._ranks, self._outcome, tell_hang, on_hang)
+        self._hangs = Hangs(self._agents, self._ranks, self._outcome, report_hang, on_hang)
         self._ranks.on_warning = self._hangs.note_warning
         self._pumps: dict[int, Pump] = {}
         self._thread: threading.Thread | None = None
@@ -211,14 +213,14 @@ class Job:
         """Sends `number` to all ranks, and kills those that still run after `grace` seconds. Does not wait."""
 
         def act() -> None:
-            self._outcome.hurried = True
+            self._outcome.ends_soon = True
             self._outcome.stop(grace, number)
 
         self._loop.call(act)
 
     def abandon(self) -> None:
         """Kills all ranks immediately."""
-        self._outcome.stopped = self._outcome.hurried = True
+        self._outcome.stopped = self._outcome.ends_soon = True
         self._agents.cut_all()
 
     def send_call(self, rank: int, pieces: Iterator[agent_messages.Call]) -> None:
@@ -240,13 +242,13 @@ class Job:
         """Finds out what each rank does; calls `then(report)` on the job's thread, after at most a few seconds."""
         self._loop.call(lambda: self._hangs.examine(then))
 
-    def settle(self, seconds: float) -> None:
+    def finish_output(self, seconds: float) -> None:
         """Returns when all output that was received is written, or after `seconds`."""
-        self._output.settle(seconds)
+        self._output.finish_received(seconds)
 
-    def draw(self, act: Callable[[], None]) -> None:
+    def call_on_output_thread(self, act: Callable[[], None]) -> None:
         """Calls `act` soon on the thread that writes output, unless output waits there."""
-        self._output.draw(act)
+        self._output.call_when_idle(act)
 
     def close(self) -> None:
         """Kills what still runs and leaves nothing behind. A second call does nothing."""
@@ -274,8 +276,8 @@ class Job:
 
     # On the loop's thread.
 
-    def _heard(self, connection: AgentConnection, report: Any) -> None:
-        self._ranks.heard(connection, report)
+    def _on_report(self, connection: AgentConnection, report: Any) -> None:
+        self._ranks.on_report(connection, report)
         if isinstance(report, agent_messages.Output):
             self._output.add(connection, report)
         elif isinstance(report, agent_messages.Call):
@@ -285,9 +287,9 @@ class Job:
                 self._pumps[report.rank].taken()
         elif isinstance(report, agent_messages.Ended):
             self._pumps.pop(report.rank, None)
-            self._hangs.heard(report)
+            self._hangs.on_report(report)
         elif isinstance(report, agent_messages.RankWaits | agent_messages.Examined):
-            self._hangs.heard(report)
+            self._hangs.on_report(report)
 
     def _agent_lost(self, connection: AgentConnection, reason: str) -> None:
         self._ranks.lost(connection, reason)
@@ -296,7 +298,7 @@ class Job:
         try:
             while self._ranks.going_on() and not self._closed:
                 self._loop.turn()
-            self._output.finish(lambda: self._outcome.hurried, lambda: self._closed)
+            self._output.finish(lambda: self._outcome.ends_soon, lambda: self._closed)
         except Exception:
             self._outcome.broken(traceback.format_exc())
         finally:

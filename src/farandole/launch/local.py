@@ -19,7 +19,7 @@ from farandole.launch import ssh
 from farandole.launch.job import Job as _Job
 from farandole.launch.output import MemorySink, PrefixedLines, Raw, Sink, screens
 from farandole.launch.plan import NotStarted, Plan
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 
 OUTPUTS = ("kept", "marked", "raw")
 
@@ -72,7 +72,7 @@ def start(
     environ = {**os.environ, **(env or {})}
     plan = Plan(
         command=command,
-        places=places(names),
+        numbers=rank_numbers(names),
         hosts=[""] * np,
         environ=environ,
         directory=os.getcwd(),

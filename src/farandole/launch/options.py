@@ -66,7 +66,7 @@ FLAGS = (
         "a time in front of each line",
     ),
     Flag("raw", ("--raw",), "the ranks' output as it is, without [rank]<stream>: marks"),
-    Flag("quiet", ("--quiet",), "no lines of the launcher about a job that goes well"),
+    Flag("quiet", ("--quiet",), "the launcher prints nothing about a job without failures"),
     Flag("json", ("--json",), "write what the launcher knows at the end of the job", "FILE"),
     Flag("verbose", ("--verbose",), "say which process is which rank"),
     Flag("dry_run", ("--dry-run",), "say what would be started where, and start nothing"),
@@ -269,8 +269,8 @@ def scaled(setting: Setting, text: str, name: str) -> Any:
             return value
         return setting.parse(text, name)
     except (ValueError, OverflowError) as error:
-        said = str(error) if str(error).startswith(name) else f"{name} {text}: expected a number"
-        raise Usage(said) from None
+        problem = str(error) if str(error).startswith(name) else f"{name} {text}: expected a number"
+        raise Usage(problem) from None
 
 
 def _from_environment(setting: Setting, environ: Mapping[str, str]) -> Chosen:

@@ -31,7 +31,7 @@ class Outcome:
         self.deaths = 0  # endings with another code than 0 that nobody had asked for
         self.runs: Callable[[], int] = lambda: 0  # how many generations of an elastic job have run
         self.stopped = False  # the launcher has told the ranks to end
-        self.hurried = False  # the job must end soon, even if nobody reads its output
+        self.ends_soon = False  # the job must end soon, even if nobody reads its output
         self._endings_of = 0  # the value of `runs()` when the oldest of `endings` happened
         self._plan = plan
         self._agents = agents

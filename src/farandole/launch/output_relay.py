@@ -29,7 +29,9 @@ class OutputRelay:
         self._failed = failed
         self._writer = Writer()
         self._unwritten = 0  # the number of messages with output that are not written yet
-        self._acknowledge: dict[AgentConnection, int] = {}  # written bytes of each agent, which it was not told yet
+        self._acknowledge: dict[
+            AgentConnection, int
+        ] = {}  # written bytes of each agent that were not yet reported to it
 
     def add(self, connection: AgentConnection, report: agent_messages.Output) -> None:
         """Writes what a rank has printed, after what was added before."""
@@ -45,21 +47,21 @@ class OutputRelay:
         self._unwritten += 1
         self._writer.add(write)
 
-    def settle(self, seconds: float) -> None:
+    def finish_received(self, seconds: float) -> None:
         """Returns when all output that was received is written, or after `seconds`. Safe from any thread."""
         written = threading.Event()
         self._writer.add(written.set)
         written.wait(seconds)
 
-    def draw(self, act: Callable[[], None]) -> None:
+    def call_when_idle(self, act: Callable[[], None]) -> None:
         """Calls `act` soon on the thread that writes output, unless output waits there. Safe from any thread."""
         self._loop.call(lambda: None if self._unwritten else self._writer.add(act))
 
-    def finish(self, hurried: Callable[[], bool], closed: Callable[[], bool]) -> None:
-        """Turns the loop until all output is written or the job is closed; only for a short time once `hurried()`."""
+    def finish(self, ends_soon: Callable[[], bool], closed: Callable[[], bool]) -> None:
+        """Turns the loop until all output is written or the job is closed; only for a short time once `ends_soon()`."""
         deadline: float | None = None
         while self._unwritten and not closed():
-            if hurried() and deadline is None:
+            if ends_soon() and deadline is None:
                 deadline = time.monotonic() + OUTPUT_SECONDS
             if deadline is not None and time.monotonic() >= deadline:
                 self.stuck = True

@@ -13,7 +13,7 @@ from farandole.base.config import SETTINGS
 from farandole.launch import environment, ssh
 from farandole.launch.agent_connection import Bridge, StartError
 from farandole.launch.discovery import Discovery
-from farandole.launch.slots import Place
+from farandole.launch.slots import RankNumbers
 from farandole.rendezvous import agent_messages
 from farandole.rendezvous.elastic.policy import Limits, Times
 from farandole.rendezvous.secret import Secret
@@ -27,7 +27,7 @@ class Plan:
     """Everything about a job that is known before it starts."""
 
     command: Sequence[str]
-    places: Sequence[Place]
+    numbers: Sequence[RankNumbers]
     hosts: Sequence[str]  # where each rank runs; "" is this machine
     environ: Mapping[str, str]
     directory: str
@@ -35,7 +35,7 @@ class Plan:
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank
-    quiet: bool = False  # nothing is said about a job that goes well
+    quiet: bool = False  # the launcher prints nothing about a job without failures
     calls: bool = False  # each rank gets a channel, on which it receives functions to call
     stop_on_failure: bool = True
     survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds before the other ranks get SIGTERM

@@ -105,7 +105,7 @@ class Reporter:
         assert self._status is not None and self._job is not None
         while not self._ticking.wait(1.0):
             # On the thread that writes output, so that nothing else is written at the same moment.
-            self._job.draw(self._status.show)
+            self._job.call_on_output_thread(self._status.show)
 
     def _words(self) -> str:
         if self._job is None:  # the first ranks may print while others are being started

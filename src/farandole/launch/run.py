@@ -25,7 +25,7 @@ from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.reporter import Reporter, say, tell
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
 
@@ -117,7 +117,7 @@ def make_elastic_options(options: Options) -> ElasticOptions | None:
         chosen_hosts(options)  # if the file is wrong already, this is an error now
         found = discovery.Hostfile(options.hostfile)
     else:
-        found = discovery.Fixed(chosen_hosts(options))
+        found = discovery.FixedHosts(chosen_hosts(options))
     return ElasticOptions(limits, found, Times(float(options.settings["suspect_seconds"].value)))
 
 
@@ -140,7 +140,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
     )
     return Plan(
         command=options.command,
-        places=places(names),
+        numbers=rank_numbers(names),
         hosts=["" if local[name] else name for name in names],
         environ={**environ, **options.variables()},
         directory=_working_directory(),
@@ -164,8 +164,8 @@ def _working_directory() -> str:
 
 def wanted_interfaces(options: Options) -> tuple[str, ...]:
     """The interfaces from both options, --network-interfaces and --network-interface."""
-    given = [options.network_interfaces or "", *(options.network_interface or [])]
-    return tuple(name for text in given for name in text.split(",") if name)
+    lists = [options.network_interfaces or "", *(options.network_interface or [])]
+    return tuple(name for text in lists for name in text.split(",") if name)
 
 
 def dry_run(plan: Plan, options: Options) -> str:
@@ -173,8 +173,8 @@ def dry_run(plan: Plan, options: Options) -> str:
     elastic_options = make_elastic_options(options)
     if elastic_options is not None:
         return _elastic_dry_run(plan, elastic_options)
-    lines = [f"{len(plan.places)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
-    for index, host in zip(plan.places, plan.hosts, strict=True):
+    lines = [f"{len(plan.numbers)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
+    for index, host in zip(plan.numbers, plan.hosts, strict=True):
         where = index.hostname if host else f"{index.hostname} (here)"
         lines.append(
             f"{index.rank:4d}  {where}: local rank {index.local_rank} of {index.local_size}, "
@@ -185,8 +185,8 @@ def dry_run(plan: Plan, options: Options) -> str:
     for host in remote:
         assert isinstance(plan.connector, ssh.SshOptions)
         lines.append(f"{host} is reached by: {' '.join(plan.connector.command(host)[:-1])} (an agent)")
-    sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
-    lines += ["", "variables of rank 0, beside those of this shell:"]
+    sample = environment.of_rank(plan.numbers[0], ("ADDRESS", 0))
+    lines += ["", "variables of rank 0, in addition to those of this shell:"]
     lines += [f"  {name}={value}" for name, value in {**sample, **options.variables()}.items()]
     return "\n".join(lines) + "\n"
 
@@ -258,7 +258,7 @@ def write_log(folder: Path, plan: Plan, options: Options) -> None:
         "system": platform.platform(),
         "command": list(plan.command),
         "directory": plan.directory,
-        "hosts": [place.hostname for place in plan.places],
+        "hosts": [one.hostname for one in plan.numbers],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -23,7 +23,7 @@ from farandole.observe.report import Report
 ASK = signal.SIGURG
 SHOW = signal.SIGQUIT
 ANSWER_SECONDS = 10.0
-LOOK_SECONDS = 0.02
+CHECK_SECONDS = 0.02
 SHOWN_COMMAND = 60  # letters
 QUESTIONS = ("why", "stacks")
 
@@ -88,7 +88,7 @@ def ask(question: str, words: Sequence[str], say: Callable[[str], None]) -> int:
         if time.monotonic() > deadline or not folder.exists():
             say(f"the launcher {chosen[0]} does not answer" if folder.exists() else "the job has ended")
             return 1
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
     print((folder / question).read_text(), end="")
     return 0
 

@@ -11,7 +11,7 @@ from farandole.base.config import SETTINGS
 
 
 @dataclass(frozen=True)
-class Place:
+class RankNumbers:
     """The numbers of one rank. Each field is a setting of the same name."""
 
     rank: int
@@ -31,10 +31,10 @@ class Place:
         return found
 
 
-def places(hosts: Sequence[str]) -> list[Place]:
+def rank_numbers(hosts: Sequence[str]) -> list[RankNumbers]:
     """The numbers of each rank, from the host name of each.
 
-    >>> [(place.local_rank, place.cross_rank) for place in places(["a", "a", "b"])]
+    >>> [(one.local_rank, one.cross_rank) for one in rank_numbers(["a", "a", "b"])]
     [(0, 0), (1, 0), (0, 1)]
     """
     order = list(dict.fromkeys(hosts))
@@ -44,5 +44,5 @@ def places(hosts: Sequence[str]) -> list[Place]:
         local = hosts[:rank].count(host)
         # The hosts that have a rank with this local rank, in the order of the list.
         across = [other for other in order if counts[other] > local]
-        found.append(Place(rank, len(hosts), local, counts[host], across.index(host), len(across), host))
+        found.append(RankNumbers(rank, len(hosts), local, counts[host], across.index(host), len(across), host))
     return found

@@ -62,9 +62,9 @@ class SshOptions:
         ) + start_code(self.package, "farandole.launch.agent")
         return f"exec {shlex.quote(self.python)} -c {shlex.quote(start)}"
 
-    def explain(self, host: str, code: int | None, said: str) -> str:
+    def explain(self, host: str, code: int | None, error_output: str) -> str:
         """Why there is no agent on a host, from the exit code and output of ssh."""
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in error_output.splitlines() if line.strip()]
         last = lines[-1].strip() if lines else f"ssh ended with code {code}"
         for sign, remedy in REMEDIES:
             for line in lines:
@@ -76,7 +76,7 @@ class SshOptions:
 
 
 def start_code(package: str, module: str) -> str:
-    """Python that runs `main()` of a module: of the package at this place where it is there, else of the installed one.
+    """Python that runs `main()` of a module: of the package in this folder if it is there, else of the installed one.
 
     >>> start_code("/src", "farandole.tools.probe").partition("; from ")[2]
     'farandole.tools.probe import main; sys.exit(main())'

@@ -19,7 +19,7 @@ from types import FrameType
 
 from farandole.launch import spawn
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 KEEP_SECONDS = 86400.0  # after this time the folder of an ended job is removed, even if nobody has seen its output
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # without SIGHUP, which must not end the job
 LOST = 1
@@ -50,7 +50,7 @@ def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
         if time.monotonic() > deadline:
             say("the runner of the job did not start")
             return LOST
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
     say(f"the job goes on without this process: `farandole attach {folder.name}` shows it again")
     return show(folder, say)
 
@@ -95,7 +95,7 @@ def show(folder: Path, say: Callable[[str], None]) -> int:
                 shutil.rmtree(folder, ignore_errors=True)
                 return code
             if not moved:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(CHECK_SECONDS)
 
 
 def _run_detached(folder: Path, run: Callable[[], int]) -> int:
@@ -143,11 +143,11 @@ def _write(number: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _signals_to(runner: int) -> Iterator[None]:
-    def arrive(number: int, _frame: FrameType | None) -> None:
+    def pass_on(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(runner, number)
 
-    before = {number: signal.signal(number, arrive) for number in PASSED_ON}
+    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
         yield
     finally:

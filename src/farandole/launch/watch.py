@@ -21,7 +21,7 @@ from farandole.rendezvous.agent_messages import RankSilent, WatchRanks
 STATUS_PAGE_BYTES = 4096
 SAVING = 8  # where a rank writes 1 when it must save before it leaves
 LAUNCHER_GONE = 9  # where an agent writes 1 when the launcher is gone
-LOOKS = 4  # checks of the status pages between two heartbeats
+CHECKS = 4  # checks of the status pages between two heartbeats
 SLACK = 0.3  # part of a heartbeat interval by which a heartbeat may be late
 _WORD = struct.Struct("=Q")
 
@@ -73,37 +73,37 @@ class WatchedRank:
     status_page: StatusPage
     value: int = 0
     since: float = 0.0
-    told: int = 0  # how many limits its silence has passed
+    passed: int = 0  # how many limits its silence has passed
 
 
 class Watcher:
-    """All status pages of an agent. `look(now)` returns the reports for the launcher."""
+    """All status pages of an agent. `check(now)` returns the reports for the launcher."""
 
     def __init__(self, times: WatchRanks) -> None:
         self.times = times
         self.own = StatusPage()
         self.own_reader = self.own.reader()
-        self._heard = 0.0
+        self._last_message_at = 0.0
         self.launcher_silent_s = 0.0  # how long the launcher has not heard from this agent, in its own words
         self._ranks: dict[int, WatchedRank] = {}
         self._last = 0.0
-        self._looks = 0
+        self._checks = 0
         self._limits = [limit / 1000 for limit in (times.suspect_ms, times.evict_ms, times.give_up_ms)]
 
     @property
-    def heard(self) -> float:
+    def last_message_at(self) -> float:
         """When the last message of the launcher came."""
-        return self._heard
+        return self._last_message_at
 
-    @heard.setter
-    def heard(self, now: float) -> None:
-        self._heard = now
+    @last_message_at.setter
+    def last_message_at(self, now: float) -> None:
+        self._last_message_at = now
         self.own.value = int(now * 1000)  # the ranks use the same clock
 
     @property
     def pause(self) -> float:
         """Seconds between two checks."""
-        return self.times.heartbeat_ms / 1000 / LOOKS
+        return self.times.heartbeat_ms / 1000 / CHECKS
 
     def add(self, rank: int, pid: int, status_page: StatusPage) -> None:
         """Watches one more rank."""
@@ -120,36 +120,36 @@ class Watcher:
         """Whether a rank must save before it leaves."""
         return any(one.status_page.saving for one in self._ranks.values())
 
-    def look(self, now: float) -> tuple[bool, list[RankSilent]]:
+    def check(self, now: float) -> tuple[bool, list[RankSilent]]:
         """Whether a heartbeat is due, and the reports of changes."""
         beat = self.times.heartbeat_ms / 1000
         if now - self._last > 2 * beat:
             for one in self._ranks.values():  # the agent itself did not run, so it knows nothing about this time
                 one.since = now
         self._last = now
-        self._looks += 1
-        return self._looks % LOOKS == 0, list(self._reports(now, beat * SLACK))
+        self._checks += 1
+        return self._checks % CHECKS == 0, list(self._reports(now, beat * SLACK))
 
     @property
     def cut_off(self) -> bool:
         """Whether the launcher was silent for too long, or says that this agent was."""
-        return max(self._last - self.heard, self.launcher_silent_s) > 3 * self.times.heartbeat_ms / 1000
+        return max(self._last - self.last_message_at, self.launcher_silent_s) > 3 * self.times.heartbeat_ms / 1000
 
     def _reports(self, now: float, slack: float) -> Iterator[RankSilent]:
         for rank, one in self._ranks.items():
             value = one.status_page.value
             if value != one.value or value == 0:  # 0: no heartbeat has started, or it has stopped
-                if one.told:
+                if one.passed:
                     yield RankSilent(rank, 0, "")
-                one.value, one.since, one.told = value, now, 0
+                one.value, one.since, one.passed = value, now, 0
                 continue
             silent = now - one.since
-            if one.told < len(self._limits) and silent >= self._limits[one.told] + slack:
+            if one.passed < len(self._limits) and silent >= self._limits[one.passed] + slack:
                 state, traced = _state(one.pid)
                 if traced:
                     one.since = now
                     continue
-                one.told += 1
+                one.passed += 1
                 yield RankSilent(rank, round((silent - slack) * 1000), state)
 
     def close(self) -> None:

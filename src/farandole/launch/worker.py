@@ -37,7 +37,7 @@ class Worker:
         me = Greeting(Role.WORKER, self.rank, NOBODY)
         flow = call(sock, Secret.read(config.secret_fd), me, Role.HUB)
         proven = self._loop.finish(flow, time.monotonic() + GREETING_SECONDS)
-        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=agent_messages)
+        self._channel = Channel(self._loop, sock, proven, self._on_call_piece, self._ended, codec=agent_messages)
 
     def run(self) -> None:
         """Runs calls until the agent closes the channel."""
@@ -52,7 +52,7 @@ class Worker:
         # At the end of a job this process is killed. The user reads this text only after another failure.
         sys.exit(f"farandole: the channel for calls has ended: {self._reason}")
 
-    def _heard(self, piece: agent_messages.Call) -> None:
+    def _on_call_piece(self, piece: agent_messages.Call) -> None:
         self._channel.send(agent_messages.CallCredit(self.rank))
         data = self._parts.add(piece)
         if data is not None and piece.kind == agent_messages.END:

@@ -124,19 +124,19 @@ def _copied(value: Any) -> Any:
 
 def callback_of(trainer: Any) -> Any:
     """The trainer's ElasticCallback; None without one, and in a job that is not elastic."""
-    if not runtime.initialized or not runtime.place.elastic:
+    if not runtime.initialized or not runtime.config.elastic:
         return None
     return next((callback for callback in trainer.callbacks if isinstance(callback, Elastic)), None)
 
 
-def kept(path: Any) -> Any:
+def last_commit(path: Any) -> Any:
     """The last commit if `path` is MEMORY, else None."""
     return _current[-1].take_up() if _current and path == MEMORY else None
 
 
 def fit(trainer: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs Lightning's fit. Runs it again from the last commit when ranks were lost or joined."""
-    lightning_names.look_at(trainer)
+    lightning_names.check_trainer(trainer)
     state = FitState(trainer)
 
     def attempt(state: FitState) -> Any:

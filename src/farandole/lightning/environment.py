@@ -48,7 +48,7 @@ class Environment:
         return launched()
 
     def _of_world(self, name: str, alone: int) -> int:
-        return int(getattr(runtime.place, name)) if runtime.initialized else alone
+        return int(getattr(runtime.config, name)) if runtime.initialized else alone
 
     def world_size(self) -> int:
         """The number of ranks."""

@@ -22,27 +22,16 @@ class FabricStrategyMixin(Ranks):
     """
 
     def __init__(
-        self,
-        accelerator: Any = None,
-        parallel_devices: Any = None,
-        checkpoint_io: Any = None,
-        precision: Any = None,
-        *,
-        compression: Any = Compression.none,
-        op: Any = Average,
-        gradient_predivide_factor: float = 1.0,
+        self, accelerator: Any = None, parallel_devices: Any = None, checkpoint_io: Any = None, precision: Any = None,
+        *, compression: Any = Compression.none, op: Any = Average, gradient_predivide_factor: float = 1.0,
         **unknown: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         base: Any = super()
         base.__init__(
             accelerator=accelerator, parallel_devices=parallel_devices, checkpoint_io=checkpoint_io, precision=precision
         )
-        reduction_options = {
-            "compression": compression,
-            "op": op,
-            "gradient_predivide_factor": gradient_predivide_factor,
-        }
-        self._begin(reduction_options, unknown)
+        options = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
+        self._begin(options, unknown)
         set_no_sync_control(self, NoSync(self))
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:

@@ -115,16 +115,16 @@ def train(stack: Stack, folder: str) -> None:
         from lightning.pytorch.cli import LightningCLI
     except ModuleNotFoundError as error:
         raise ImportError(f"farandole fit needs Lightning: pip install 'farandole[lightning]' ({error})") from None
-    given: dict[str, Any] = {"model": stack.module, "trainer": _trainer(stack), "seed_everything": stack.seed}
+    arguments: dict[str, Any] = {"model": stack.module, "trainer": _trainer(stack), "seed_everything": stack.seed}
     if stack.datamodule is not None:
-        given["data"] = stack.datamodule
+        arguments["data"] = stack.datamodule
     made = LightningCLI(
         run=False,
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_callback=None,
         parser_kwargs={"prog": "farandole fit"},
-        args=given,
+        args=arguments,
     )
     made.trainer.fit(made.model, datamodule=made.datamodule, ckpt_path=stack.ckpt_path)
 

@@ -13,8 +13,8 @@ from ..torch.sync_batch_norm import SyncBatchNorm
 
 
 def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Replaces the batch normalisations below `module`. Returns their places, for `revert`."""
-    places = []
+    """Replaces the batch normalisations below `module`. Returns them, with their parents, for `revert`."""
+    replaced = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, batch_norms()) and not isinstance(child, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
@@ -25,13 +25,13 @@ def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
                 _take_over(replacement, child)
                 replacement.replaced = [child]  # in a list, so that it is not a submodule
                 setattr(parent, name, replacement)
-                places.append((parent, name))
-    return places
+                replaced.append((parent, name))
+    return replaced
 
 
-def revert(places: list[tuple[torch.nn.Module, str]]) -> None:
+def revert(replaced: list[tuple[torch.nn.Module, str]]) -> None:
     """Restores the modules that `convert` replaced, with the trained values."""
-    for parent, name in places:
+    for parent, name in replaced:
         current = getattr(parent, name)
         [original] = current.replaced
         _take_over(original, current)

@@ -55,7 +55,7 @@ class Ranks:
     @property
     def num_nodes(self) -> int:
         """The number of hosts."""
-        return runtime.place.cross_size if runtime.initialized else 1
+        return runtime.config.cross_size if runtime.initialized else 1
 
     @num_nodes.setter
     def num_nodes(self, value: int) -> None:
@@ -80,7 +80,7 @@ class Ranks:
         """This rank's device."""
         devices = self.parallel_devices
         assert devices, "Lightning has not set the devices of this strategy"
-        local_rank = runtime.place.local_rank if runtime.initialized else 0
+        local_rank = runtime.config.local_rank if runtime.initialized else 0
         device: torch.device = devices[local_rank % len(devices)]
         return device
 
@@ -94,9 +94,9 @@ class Ranks:
         """Starts N ranks for `devices=N`, but none if a launcher has started this process."""
         if launched():
             init()
-            self.parallel_devices = devices_of(self.parallel_devices, runtime.place.local_size)
+            self.parallel_devices = devices_of(self.parallel_devices, runtime.config.local_size)
             self._tell_rank()
-            self._launcher = ElasticRestart() if runtime.place.elastic else None
+            self._launcher = ElasticRestart() if runtime.config.elastic else None
         elif len(self.parallel_devices or []) > 1:
             self._launcher = ProcessStarter(len(self.parallel_devices), self.tree)
 
@@ -110,7 +110,7 @@ class Ranks:
         """Joins the job. It is called first in each rank."""
         init()
         if launched():
-            self.parallel_devices = devices_of(self.parallel_devices, runtime.place.local_size)
+            self.parallel_devices = devices_of(self.parallel_devices, runtime.config.local_size)
         self._tell_rank()
         base: Any = super()
         base.setup_environment()

@@ -23,13 +23,9 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 # Strategies of Lightning that run on the backend of the stack.
 STRATEGIES = {"ddp": "DDPStrategy", "fsdp": "FSDPStrategy", "model_parallel": "ModelParallelStrategy"}
 
-# For each option of the Trainer: where Lightning's command line searches for a class without a package name.
-PACKAGES = {
-    "callbacks": "lightning.pytorch.callbacks",
-    "logger": "lightning.pytorch.loggers",
-    "plugins": "lightning.pytorch.plugins",
-    "profiler": "lightning.pytorch.profilers",
-}
+# For each option of the Trainer: the module of lightning.pytorch in which Lightning's command line searches for a class
+# without a package name.
+MODULES = {"callbacks": "callbacks", "logger": "loggers", "plugins": "plugins", "profiler": "profilers"}
 
 
 class StackError(ValueError):
@@ -147,11 +143,11 @@ def _class(value: Any, where: str) -> dict[str, Any]:
 
 def _strategy(found: dict[str, Any], where: str) -> dict[str, Any]:
     """A strategy of Lightning on the backend of the stack."""
-    given, backend = found.get("strategy") or "ddp", found.get("backend", "farandole")
-    if isinstance(given, str) and "." not in given:
-        _choice({"strategy": given}, "strategy", tuple(STRATEGIES), where)
-        given = f"lightning.pytorch.strategies.{STRATEGIES[given]}"
-    made = _class(given, f"{where}: communication: strategy")
+    strategy, backend = found.get("strategy") or "ddp", found.get("backend", "farandole")
+    if isinstance(strategy, str) and "." not in strategy:
+        _choice({"strategy": strategy}, "strategy", tuple(STRATEGIES), where)
+        strategy = f"lightning.pytorch.strategies.{STRATEGIES[strategy]}"
+    made = _class(strategy, f"{where}: communication: strategy")
     made["init_args"] = {"process_group_backend": backend, **made["init_args"]}
     return made
 
@@ -196,8 +192,11 @@ def options_of(stack: Stack) -> dict[str, Any]:
         added, added_class = "plugins", "farandole.lightning.FarandoleEnvironment"
     else:
         return options
-    given = options.get(added)  # Lightning accepts one object or a list
-    options[added] = [*(given if isinstance(given, list) else [given] if given else []), {"class_path": added_class}]
+    present = options.get(added)  # Lightning accepts one object or a list
+    options[added] = [
+        *(present if isinstance(present, list) else [present] if present else []),
+        {"class_path": added_class},
+    ]
     return options
 
 
@@ -234,13 +233,14 @@ class SourceWriter:
             return repr(value)
         if "class_path" not in value:
             return f"{{{', '.join(f'{name!r}: {self.of(one)}' for name, one in value.items())}}}"
-        given = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
-        arguments = ", ".join(f"{name}={self.of(one)}" for name, one in given.items())
+        values = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        arguments = ", ".join(f"{name}={self.of(one)}" for name, one in values.items())
         return f"{self._class(value['class_path'], option)}({arguments})"
 
     def _class(self, path: str, option: str) -> str:
         package, _, name = path.rpartition(".")
-        package = package or PACKAGES.get(option, "lightning.pytorch")
+        if not package:
+            package = f"lightning.pytorch.{MODULES[option]}" if option in MODULES else "lightning.pytorch"
         if self.imports.setdefault(name, package) == package:
             return name
         self.whole[package] = None
@@ -283,7 +283,7 @@ def _script(stack: Stack) -> list[str]:
     parameters = [f"strategy={strategy_of(stack, writer)}"]
     parameters += [f"{name}={writer.of(value, name)}" for name, value in options.items()]
     body.append(f"trainer = Trainer({', '.join(parameters)})")
-    given = [writer.of(stack.module)]
-    given += [f"datamodule={writer.of(stack.datamodule)}"] if stack.datamodule else []
-    given += [f"ckpt_path={stack.ckpt_path!r}"] if stack.ckpt_path else []
-    return [*writer.lines(), "", *body, f"trainer.fit({', '.join(given)})"]
+    fit_arguments = [writer.of(stack.module)]
+    fit_arguments += [f"datamodule={writer.of(stack.datamodule)}"] if stack.datamodule else []
+    fit_arguments += [f"ckpt_path={stack.ckpt_path!r}"] if stack.ckpt_path else []
+    return [*writer.lines(), "", *body, f"trainer.fit({', '.join(fit_arguments)})"]

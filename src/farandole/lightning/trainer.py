@@ -52,8 +52,8 @@ class TrainerRanks(Ranks):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        terms = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
-        self._begin(terms, unknown)
+        options = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
+        self._begin(options, unknown)
         self.scale_lr = self.scales_by_default if scale_lr is None else scale_lr
         self._normalised: list[Any] = []
         self._padded_loaders: list[PaddedLoader] = []
@@ -214,9 +214,9 @@ class TrainerRanks(Ranks):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> Any:
         """Loads a checkpoint from a file, or the last commit of an elastic job from memory."""
-        kept = elastic.kept(checkpoint_path)
-        if kept is not None:
-            return kept
+        commit = elastic.last_commit(checkpoint_path)
+        if commit is not None:
+            return commit
         base: Any = super()
         return base.load_checkpoint(checkpoint_path, weights_only=weights_only)
 

@@ -16,11 +16,11 @@ from .framework import require as _require
 
 _require()
 
+from ..bindings import common_names as _common
 from ..bindings import errors as _errors
-from ..bindings import face as _face
+from ..bindings.common_names import *  # noqa: F403 - the names of every binding
 from ..bindings.compat import check_extension, split_list
 from ..bindings.errors import *  # noqa: F403 - the errors of every binding
-from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..world.basics import init, shutdown
 from . import ops as _ops
 from .compression import Compression, Compressor
@@ -45,5 +45,5 @@ __all__ = [
     "split_list",
 ]
 __all__ += _errors.__all__
-__all__ += _face.__all__
+__all__ += _common.__all__
 __all__ += _ops.__all__

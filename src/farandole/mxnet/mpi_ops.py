@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from .. import mxnet as _face
+from .. import mxnet as _common
 from ..bindings.compat import HorovodBasics
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 
-__all__ = [*_face.__all__, "handle_average_backwards_compatibility"]
+__all__ = [*_common.__all__, "handle_average_backwards_compatibility"]
 
-globals().update({name: getattr(_face, name) for name in _face.__all__})
+globals().update({name: getattr(_common, name) for name in _common.__all__})
 
 _basics = HorovodBasics()

@@ -55,7 +55,7 @@ class _Call:
         self._tensors, self._in_place = tensors, in_place
         self._near = [on_host(tensor) for tensor in tensors]
         self._begun = build([ArrayBuffer(array) for array in self._near])
-        self._begun.finish = list  # results are already in the right place
+        self._begun.finish = list  # results are already where they belong
         if self._begun.requests:
             locate(self._begun.requests)
             self._begun.submit()

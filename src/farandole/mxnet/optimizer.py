@@ -84,7 +84,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     def _average(self, index: Any, grad: Any) -> None:
         several = isinstance(index, (list, tuple))
         pairs = zip(index, grad, strict=True) if several else [(index, grad)]
-        self._averaging.sum([(str(place), tensor) for place, tensor in pairs])
+        self._averaging.sum([(str(index), tensor) for index, tensor in pairs])
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._average(index, grad)
@@ -139,7 +139,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._compression = checked_compression(compression)
         self._averaging = Averaging(gradient_predivide_factor, num_groups, process_set)
         self._prefix = prefix or ""
-        if isinstance(params, list):  # names contain the place in the list, which must be the same on all ranks
+        if isinstance(params, list):  # names contain the index in the list, which must be the same on all ranks
             params = sorted(params, key=lambda param: str(getattr(param, "name", "")))
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         begin_trainer(self, self._averaging.rescale)

@@ -85,42 +85,42 @@ class Facts:
     @classmethod
     def read(cls, rank: int, host: str, facts: bytes, record: bytes) -> Facts:
         """From the agent's report."""
-        given: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
-            given = json.loads(facts)
+            report = json.loads(facts)
         memory = b""
         with contextlib.suppress(zlib.error):
             memory = zlib.decompressobj().decompress(record, records.RECORD_BYTES)
         known = records.read(memory)
         children = tuple(
-            Child(one["pid"], one["state"], _main_frames(one["stack"], known)) for one in given.get("children", ())
+            Child(one["pid"], one["state"], _main_frames(one["stack"], known)) for one in report.get("children", ())
         )
         return cls(
             rank=rank,
             host=host,
-            pid=given.get("pid", 0),
-            state=given.get("state", ""),
-            wait=given.get("wait", ""),
-            call=given.get("call", -1),
-            busy=given.get("busy", 0.0),
-            answered=given.get("answered", False),
-            threads=tuple(stacks.parse(given.get("stack", ""))),
-            sources={(file, line): text for file, line, text in given.get("sources", ())},
+            pid=report.get("pid", 0),
+            state=report.get("state", ""),
+            wait=report.get("wait", ""),
+            call=report.get("call", -1),
+            busy=report.get("busy", 0.0),
+            answered=report.get("answered", False),
+            threads=tuple(stacks.parse(report.get("stack", ""))),
+            sources={(file, line): text for file, line, text in report.get("sources", ())},
             children=children,
             record=known,
-            now_ns=given.get("now_ns", 0),
+            now_ns=report.get("now_ns", 0),
             whole=memory if known is not None else b"",
         )
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Of the main thread, the innermost first."""
+        """The frames of the main thread, the innermost first."""
         main = stacks.main_of(self.threads, self.record.main_thread if self.record is not None else 0)
         return main.frames if main is not None else ()
 
     @property
     def pending(self) -> list[Operation]:
-        """Its operations that have not ended, the oldest first."""
+        """The operations of this rank that have not ended, the oldest first."""
         known = self.record.operations if self.record is not None else ()
         return sorted((one for one in known if one.pending), key=lambda one: one.submitted_ns)
 
@@ -156,18 +156,18 @@ class Facts:
         return next((one for one in self.frames if any(part in one.file for part in _LOADERS)), None)
 
     @property
-    def place(self) -> Frame | None:
+    def user_frame(self) -> Frame | None:
         """The innermost line of the user's own program: the one that a reader can change."""
         own = [one for one in self.frames if not _installed(one.file)]
         return own[0] if own else self.frames[0] if self.frames else None
 
-    def place_text(self) -> str:
+    def user_line(self) -> str:
         """That line, with its source."""
-        place = self.place
-        if place is None:
+        frame = self.user_frame
+        if frame is None:
             return ""
-        source = self.sources.get((place.file, place.line), "")
-        return f"{stacks.short(place.file)}:{place.line} in {place.function}" + (f": {source}" if source else "")
+        source = self.sources.get((frame.file, frame.line), "")
+        return f"{stacks.short(frame.file)}:{frame.line} in {frame.function}" + (f": {source}" if source else "")
 
     @property
     def in_a_lock_of_a_file(self) -> bool:

@@ -1,10 +1,10 @@
 # Writes last operations in the schema of torch's Flight Recorder, so that analysers for it can read them.
-# Touches the files it is told to write.
+# Writes the files whose paths it gets.
 """`dump(record)` gives a dictionary of the schema, version 2.10. torch's own analyser reads pickle files whose names
 end with the rank: `python -m torch.distributed.flight_recorder.fr_trace FOLDER`. Other programs read the same as JSON.
 
-The schema knows the names of torch's backends alone, so ours are written as gloo's. It has one place for a collective
-in its group: here the number of the bucket, times 1000, and the place in the bucket.
+The schema knows the names of torch's backends alone, so ours are written as gloo's. It has one number for a collective
+in its group: here the number of the bucket, times 1000, and the index in the bucket.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _status(operations: list[Operation]) -> dict[str, Any]:
 
 
 def _entries(record: Record, groups: Mapping[int, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    last: dict[int, int] = {}  # group -> the place of the last collective
+    last: dict[int, int] = {}  # group -> the number of the last collective
     transfers: dict[int, int] = {}
     for one in sorted(record.operations, key=lambda one: (not one.ready_ns, one.ready_ns, one.number)):
         members = groups.get(one.group, ())
@@ -90,8 +90,8 @@ def _entries(record: Record, groups: Mapping[int, tuple[int, ...]]) -> Iterator[
         yield _entry(one, record, name, last.get(one.group, 0), transfers.get(one.group, 0), max(1, len(members)))
 
 
-def _entry(one: Operation, record: Record, name: str, place: int, transfer: int, members: int) -> dict[str, Any]:
-    given = [list(one.shape)]
+def _entry(one: Operation, record: Record, name: str, sequence: int, transfer: int, members: int) -> dict[str, Any]:
+    sizes = [list(one.shape)]
     result = [_result(one, members)]
     begun, done = one.begun_ns or one.ready_ns, one.done_ns
     return {
@@ -99,13 +99,13 @@ def _entry(one: Operation, record: Record, name: str, place: int, transfer: int,
         "record_id": one.number,
         "pg_id": one.group,
         "process_group": (str(one.group), _described(one.group)),
-        "collective_seq_id": place,
+        "collective_seq_id": sequence,
         "p2p_seq_id": transfer,
         "op_id": one.number,
         "profiling_name": f"gloo:{name}",
         "tensor_name": one.name,
         "time_created_ns": one.submitted_ns + record.epoch_offset_ns,
-        "input_sizes": given,
+        "input_sizes": sizes,
         "input_dtypes": [_DTYPES.get(one.dtype, one.dtype)],
         "output_sizes": result,
         "output_dtypes": [_DTYPES.get(one.dtype, one.dtype)],

@@ -50,7 +50,7 @@ class Verdict:
     waiting: tuple[int, ...] = ()
 
     @property
-    def accuses(self) -> bool:
+    def names_a_cause(self) -> bool:
         """Whether it names a cause."""
         return self.kind != NOTHING
 
@@ -70,7 +70,7 @@ def judge(ranks: Mapping[int, Facts], lost: Sequence[int] = (), slow: Sequence[s
         return _disagreement(waits, ranks)
     about = [wait for wait in waits.values() if set(wait.missing) & causes] or list(waits.values())
     first = max(about, key=lambda wait: wait.seconds)
-    # Of several causes, those that the oldest operation waits for.
+    # If there are several causes: those that the oldest operation waits for.
     named = tuple(sorted(causes & set(first.missing) or causes))
     kinds = [_kind_of(rank, ranks, lost) for rank in named]
     kind = next((one for one in (LOST, STOPPED) if one in kinds), kinds[0])
@@ -202,10 +202,10 @@ def _disagreement(waits: Mapping[int, Wait], ranks: Mapping[int, Facts]) -> Verd
     lines = [text]
     for _, found in order[:SHOWN]:
         wait = waits[found[0]]
-        place = ranks[found[0]].place_text()
+        line = ranks[found[0]].user_line()
         verb = "waits" if len(found) == 1 else "wait"
         about = f"{_count('rank', found)} {verb} in {title(wait.operation)} for {wait.seconds:.1f} s"
-        lines.append(about + (f": {place}" if place else ""))
+        lines.append(about + (f": {line}" if line else ""))
     return Verdict(kind, others, first.operation.name, first.seconds, "\n".join(lines), tuple(most))
 
 
@@ -214,8 +214,8 @@ def _following(facts: Facts) -> list[Operation]:
     known = facts.record.operations if facts.record is not None else ()
     ended = [one for one in known if one.done_ns and not one.code and not one.between_two]
     keys = [(one.group, one.name) for one in ended]
-    places = [place for place, key in enumerate(keys[:-1]) if key == keys[-1]]
-    return [ended[places[-1] + 1]] if places else []
+    positions = [position for position, key in enumerate(keys[:-1]) if key == keys[-1]]
+    return [ended[positions[-1] + 1]] if positions else []
 
 
 def _count(word: str, ranks: Sequence[int]) -> str:
@@ -232,8 +232,8 @@ def _sentences(
     first: Wait, waiting: Sequence[int], named: Sequence[int], ranks: Mapping[int, Facts], lost: Sequence[int]
 ) -> str:
     verb = "waits" if len(waiting) == 1 else "wait"
-    since = f"since {first.seconds:.1f} s"
-    lines = [f"{_count('rank', waiting)} {verb} for {_count('rank', named)} in {title(first.operation)} {since}."]
+    duration = f"for {first.seconds:.1f} s"
+    lines = [f"{_count('rank', waiting)} {verb} for {_count('rank', named)} in {title(first.operation)} {duration}."]
     lines += [_what(rank, ranks, lost) for rank in named[:SHOWN]]
     return "\n".join(lines)
 
@@ -245,8 +245,8 @@ def _what(rank: int, ranks: Mapping[int, Facts], lost: Sequence[int]) -> str:
     if facts is None or kind == LOST:
         return f"rank {rank} is lost: {'its host does not answer' if rank in lost else 'its process has ended'}."
     who = f"rank {rank} (process {facts.pid} on {facts.host})"
-    place = facts.place_text()
-    where = f": {place}" if place else ""
+    line = facts.user_line()
+    where = f": {line}" if line else ""
     if kind == STOPPED:
         return f"{who} does not run: {facts.stopped}."
     if kind == LOADER:
@@ -326,6 +326,6 @@ def states(ranks: Mapping[int, Facts]) -> list[str]:
         else:
             doing = "runs" + (f", with {title(pending[0])} for {facts.age(pending[0]):.1f} s" if pending else "")
         done = facts.record.finished if facts.record is not None else 0
-        place = facts.place_text()
-        lines.append(f"rank {rank} on {facts.host}: {doing}" + (f" ({place})" if place else "") + f"; {done} done")
+        line = facts.user_line()
+        lines.append(f"rank {rank} on {facts.host}: {doing}" + (f" ({line})" if line else "") + f"; {done} done")
     return lines

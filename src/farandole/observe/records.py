@@ -117,7 +117,7 @@ class RecordFile:
 
     @property
     def note_ns(self) -> int:
-        """How long an operation may wait before somebody says so; 0: for ever, or there is no rank yet."""
+        """How long an operation may wait before it is reported; 0: without limit, or there is no rank yet."""
         return self._words[_OF_PYTHON_AT // 8 + 2] * 1_000_000
 
     def waiting_since(self) -> int:
@@ -125,7 +125,7 @@ class RecordFile:
         if self._words[2] == self._words[3]:  # as many have ended as were submitted
             return 0
         step, first = ENTRY_BYTES // 8, PAGE_BYTES // 8
-        columns = (self._words[first + place :: step].tolist() for place in (0, 1, 4))
+        columns = (self._words[first + offset :: step].tolist() for offset in (0, 1, 4))
         return min((since for number, since, done in zip(*columns, strict=True) if number and not done), default=0)
 
     def bytes(self) -> bytes:
@@ -171,11 +171,11 @@ def read(memory: bytes) -> Record | None:
 def _groups(data: bytes) -> dict[int, tuple[int, ...]]:
     numbers = struct.unpack(f"={len(data) // 4}I", data)
     found: dict[int, tuple[int, ...]] = {}
-    place = 0
-    while place + 2 <= len(numbers):
-        group, count = numbers[place : place + 2]
-        found[group] = numbers[place + 2 : place + 2 + count]
-        place += 2 + count
+    position = 0
+    while position + 2 <= len(numbers):
+        group, count = numbers[position : position + 2]
+        found[group] = numbers[position + 2 : position + 2 + count]
+        position += 2 + count
     return found
 
 

@@ -1,5 +1,5 @@
 # The report about the ranks of a job at one moment: the verdict, what each rank does, merged stacks, last operations.
-# Touches the files it is told to write.
+# Writes the files whose paths it gets.
 """`Report` is made of a verdict and the facts of all ranks. It is written before anything is killed."""
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Report:
         for rank, facts in self.ranks.items():
             main = facts.record.main_thread if facts.record is not None else 0
             rest = [one for one in facts.threads if one.ident != main and _of_the_user(one)]
-            for place, thread in enumerate(rest):
-                others.setdefault(place, {})[rank] = thread.frames
-        for place in sorted(others):
-            lines += ["", f"other threads ({place + 1}):", *stacks.merge(others[place])]
+            for index, thread in enumerate(rest):
+                others.setdefault(index, {})[rank] = thread.frames
+        for index in sorted(others):
+            lines += ["", f"other threads ({index + 1}):", *stacks.merge(others[index])]
         for rank, facts in sorted(self.ranks.items()):
             for child in facts.children:
                 if child.frames:

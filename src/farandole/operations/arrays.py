@@ -20,8 +20,8 @@ class Buffer:
 
     __slots__ = ("_give", "array", "dtype")
 
-    # The caller offers memory for results of an uncertain size up to so many bytes. The engine keeps the memory of
-    # large results, which is faster than new memory.
+    # The caller provides memory for results whose size is not known in advance, up to this number of bytes. Larger
+    # results stay in the engine's memory, which is faster than new memory.
     offered = 64 << 10
 
     def __init__(self, array: Memory, dtype: DType, give: Callable[[Array], Any]) -> None:
@@ -55,7 +55,7 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     """
     if isinstance(tensor, Buffer):
         return tensor  # made by a framework's binding
-    array, give, said = (tensor, _same, None) if isinstance(tensor, np.ndarray) else _view(tensor)
+    array, give, own_dtype = (tensor, _same, None) if isinstance(tensor, np.ndarray) else _view(tensor)
     if not array.flags.c_contiguous:
         raise ValueError(
             f"the array of shape {array.shape} is not contiguous; pass a contiguous copy (numpy.ascontiguousarray)"
@@ -69,8 +69,8 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
         if array.dtype != STORAGE[dtype]:
             raise ValueError(f"dtype={dtype.name.lower()} needs an array of {STORAGE[dtype]}, not of {array.dtype}")
         return Buffer(array, dtype, give)
-    if said is not None:
-        return Buffer(array, said, give)
+    if own_dtype is not None:
+        return Buffer(array, own_dtype, give)
     found = dtype_of(array)
     if found == DType.BFLOAT16:
         original = array.dtype

@@ -171,8 +171,8 @@ def output_of(outcome: Outcome) -> Memory:
 def finisher(buffers: list[Buffer], grouped: bool, in_place: Sequence[Any] | None) -> Callable[[list[Outcome]], Any]:
     """Turns outcomes into results: the caller's own arrays if in place, otherwise new ones of the same type."""
     if in_place is not None:
-        given = tuple(in_place) if grouped else in_place[0]
-        return lambda outcomes: given
+        results = tuple(in_place) if grouped else in_place[0]
+        return lambda outcomes: results
     if not grouped:
         give = buffers[0].give
         return lambda outcomes: give(output_of(outcomes[0]))

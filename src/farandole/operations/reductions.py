@@ -26,10 +26,10 @@ def apart(
     alone = [id(variable) in local for variable in variables]
 
     def part(function: Gradients, wanted: bool) -> list[Any]:
-        places = [index for index, is_local in enumerate(alone) if is_local == wanted]
-        if not places:
+        positions = [index for index, is_local in enumerate(alone) if is_local == wanted]
+        if not positions:
             return []
-        return list(function([gradients[index] for index in places], [variables[index] for index in places]))
+        return list(function([gradients[index] for index in positions], [variables[index] for index in positions]))
 
     kept, reduced = iter(part(keep, wanted=True)), iter(part(reduce, wanted=False))
     return [next(kept if is_local else reduced) for is_local in alone]

@@ -72,14 +72,14 @@ def begin_reducescatter(
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype) for tensor in tensors]
-    place, count = ranks.index(world.engine.rank), len(ranks)
+    index, count = ranks.index(world.engine.rank), len(ranks)
     requests = []
     for full_name, buffer in zip(
         names_of("reducescatter", name, len(tensors) if grouped else None), buffers, strict=True
     ):
         refuse_scalar(buffer, "reducescatter")
         rows, extra = divmod(buffer.array.shape[0], count)
-        output = buffer.empty_like(rows + (place < extra))
+        output = buffer.empty_like(rows + (index < extra))
         requests.append(
             Request(
                 Kind.REDUCESCATTER,

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from farandole.launch.discovery import Discovery, DiscoveryError, Given
+from farandole.launch.discovery import Discovery, DiscoveryError, UserDiscovery
 from farandole.launch.hosts import MAX_SLOTS, Host
 from farandole.ray.elastic_job import ActorJob, ActorSpec
 from farandole.ray.strategy import gpus_of
@@ -21,7 +21,7 @@ from farandole.rendezvous.elastic.policy import Limits
 
 log = logging.getLogger("farandole.ray")
 
-# Of what each worker makes an object for the functions of `execute`: a class and its arguments, or nothing.
+# A class and its arguments, of which each worker makes an object for the functions of `execute`; or nothing.
 Executable = tuple[type | None, Sequence[Any] | None, Mapping[str, Any] | None]
 
 
@@ -158,7 +158,7 @@ class ElasticAdapter:
         discovery = getattr(self.settings, "discovery", None)
         if self.params.override_discovery or discovery is None:
             return RayHostDiscovery(self.params.use_gpu, self.params.cpus_per_worker, gpus or 1)
-        return discovery if hasattr(discovery, "find") else Given(discovery)
+        return discovery if hasattr(discovery, "find") else UserDiscovery(discovery)
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
         """Not possible: there can be no references to results of workers that may not exist yet."""

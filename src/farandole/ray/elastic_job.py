@@ -20,7 +20,7 @@ from farandole.base.version import package_version
 from farandole.launch import environment
 from farandole.launch.discovery import Discovery, DiscoveryError, DiscoveryThread
 from farandole.launch.hosts import Host
-from farandole.launch.slots import Place
+from farandole.launch.slots import RankNumbers
 from farandole.ray.heartbeat import HeartbeatMonitor
 from farandole.ray.rendezvous import listen_at
 from farandole.ray.strategy import bundle, shortage
@@ -63,20 +63,20 @@ class ActorJob:
     """Runs one function in an elastic job; `run()` returns the results by rank."""
 
     def __init__(
-        self, limits: Limits, discovery: Discovery, settings: Any, make: ActorSpec, say: Callable[[str], None]
+        self, limits: Limits, discovery: Discovery, settings: Any, actor_spec: ActorSpec, say: Callable[[str], None]
     ) -> None:
         self._limits = limits
         self._discovery = discovery
-        self._looking = DiscoveryThread(discovery, self._look, self._not_found)
+        self._discovery_thread = DiscoveryThread(discovery, self._hosts_discovered, self._not_found)
         self._settings = settings
-        self._make = make
+        self._actor_spec = actor_spec
         self._say = say
         self.driver = ElasticDriver(limits, package_version())
         self._elastic = ElasticHub(self.driver, Secret.create(), listen_at(getattr(settings, "nics", None)), self)
         self._actors = ActorGroup()
         self._over: Over | None = None
         self._closing = threading.Event()
-        self._places: dict[Any, int] = {}  # the reference to a worker's location -> its number
+        self._locations: dict[Any, int] = {}  # the reference to a worker's location -> its number
         self._heartbeats: HeartbeatMonitor | None = None
 
     def run(self, turn: Callable[[], None]) -> list[Any]:
@@ -96,9 +96,9 @@ class ActorJob:
         except DiscoveryError as error:
             raise RuntimeError(str(error)) from None
         self._elastic.start()
-        self._look(found)
-        self._looking.start()
-        self._heartbeats = HeartbeatMonitor(self.driver.state.times, self._quiet)
+        self._hosts_discovered(found)
+        self._discovery_thread.start()
+        self._heartbeats = HeartbeatMonitor(self.driver.state.times, self._actor_silent)
 
     def _results(self) -> list[Any]:
         actors = self._actors
@@ -111,14 +111,14 @@ class ActorJob:
             raise root_causes[0]
         text = self._over.text if self._over is not None else "the executor was shut down"
         if self._over is not None and not self.driver.state.runs:
-            text += f"; {shortage([bundle(self._make.cpus, self._make.gpus)] * self._limits.min_np)}"
+            text += f"; {shortage([bundle(self._actor_spec.cpus, self._actor_spec.gpus)] * self._limits.min_np)}"
         last = f": {' '.join(str(root_causes[0]).split())[:300]}" if root_causes else ""
         raise RankFailed(f"{text or 'the workers ended before they answered'}{last}")
 
     def close(self) -> None:
         """Ends everything. Safe from any thread; a second call does nothing."""
         self._closing.set()
-        self._looking.close()
+        self._discovery_thread.close()
         if self._heartbeats is not None:
             self._heartbeats.close()
         self._elastic.close()
@@ -129,17 +129,17 @@ class ActorJob:
 
     # On other threads.
 
-    def _look(self, found: list[Host]) -> None:
+    def _hosts_discovered(self, found: list[Host]) -> None:
         self._elastic.call(lambda now: self._found(found))
 
     def _not_found(self, text: str) -> None:
-        self._say(f"{text}; the nodes stay as they are")
+        self._say(f"{text}; the job continues on the present nodes")
 
     def _watch(self) -> None:
         """Checks for workers that have returned or died, on the thread that called `run`."""
-        for ref in ray.wait(list(self._places), num_returns=1, timeout=0)[0] if self._places else []:
+        for ref in ray.wait(list(self._locations), num_returns=1, timeout=0)[0] if self._locations else []:
             with contextlib.suppress(Exception):  # it died before it could report its location
-                worker, where = self._places.pop(ref), ray.get(ref)
+                worker, where = self._locations.pop(ref), ray.get(ref)
                 assert self._heartbeats is not None
                 self._heartbeats.add(worker, where)
         pending = list(self._actors.ends)
@@ -156,7 +156,7 @@ class ActorJob:
                 code, answer = KILLED, error
             self._elastic.call(lambda now, w=worker, c=code, a=answer: self._ended(w, c, a, now))  # type: ignore[misc]
 
-    def _quiet(self, worker: int, seconds: float, state: str) -> None:
+    def _actor_silent(self, worker: int, seconds: float, state: str) -> None:
         self._elastic.call(lambda now: self.driver.silence_reported(worker, seconds, state, now))
 
     # On the loop's thread.
@@ -210,18 +210,18 @@ class ActorJob:
 
     def start_worker(self, start: Start) -> None:
         """Starts an actor on the node of the slot."""
-        make = self._make
+        spec = self._actor_spec
         self._make_room(start)
-        variables = environment.of_worker(start.worker, Place(*start.place, start.host), None, start.newcomer)
+        variables = environment.of_worker(start.worker, RankNumbers(*start.numbers, start.host), None, start.newcomer)
         variables.update(nics_to_env_var(detect_nics(self._settings)))
-        resources = {"num_cpus": make.cpus, "num_gpus": make.gpus}
+        resources = {"num_cpus": spec.cpus, "num_gpus": spec.gpus}
         actor: Any = ray.remote(BaseHorovodWorker).options(**_where(start.host), **resources).remote()
-        actor.update_env_vars.remote(make.variables)
-        actor.set_queue.remote(make.queue)
-        place = (variables, self._elastic.addresses, self._elastic.secret.key)
+        actor.update_env_vars.remote(spec.variables)
+        actor.set_queue.remote(spec.queue)
+        rendezvous = (variables, self._elastic.addresses, self._elastic.secret.key)
         self._actors.actors[start.worker] = actor
-        self._places[actor.where.remote()] = start.worker
-        self._actors.ends[actor.train.remote(make.function, make.executable, place)] = start.worker
+        self._locations[actor.where.remote()] = start.worker
+        self._actors.ends[actor.train.remote(spec.function, spec.executable, rendezvous)] = start.worker
 
     def _make_room(self, start: Start) -> None:
         """Kills an evicted actor in the same slot: it still holds the CPU that the new actor needs."""

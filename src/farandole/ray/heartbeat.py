@@ -32,13 +32,13 @@ class NodeWatcher:
         self._lock = threading.Lock()
         self._pids: dict[int, int] = {}
         self._seen: list[RankSilent] = []
-        threading.Thread(target=self._look, name="farandole-ray-watcher", daemon=True).start()
+        threading.Thread(target=self._check, name="farandole-ray-watcher", daemon=True).start()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         while True:
             time.sleep(self._watcher.pause)
             with self._lock:
-                self._seen += self._watcher.look(time.monotonic())[1]
+                self._seen += self._watcher.check(time.monotonic())[1]
 
     def ask(self, ranks: Mapping[int, tuple[int, int]]) -> list[RankSilent]:
         """The reports since the last call. `ranks`: the processes and descriptors of the ranks to watch."""

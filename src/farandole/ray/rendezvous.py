@@ -11,7 +11,7 @@ from typing import Any
 from farandole.base.config import OF_OUR_LAUNCHERS
 from farandole.base.version import package_version
 from farandole.launch import environment
-from farandole.launch.slots import Place, places
+from farandole.launch.slots import RankNumbers, rank_numbers
 from farandole.ray.settings import names_of
 from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.rendezvous import interfaces
@@ -32,7 +32,7 @@ class Coordinator:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.secret = Secret.create()
-        self.places: list[Place] = []
+        self.numbers: list[RankNumbers] = []
         self._nodes: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._hub: Hub | None = None
@@ -64,12 +64,12 @@ class Coordinator:
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
         """The local and cross numbers of each rank, as variables."""
-        self.places = places([self._nodes[rank] for rank in range(len(self._nodes))])
+        self.numbers = rank_numbers([self._nodes[rank] for rank in range(len(self._nodes))])
         return {
             one.rank: {
                 name: value for name, value in one.environment().items() if name.removeprefix("HOROVOD_") in LOCAL
             }
-            for one in self.places
+            for one in self.numbers
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Coordinator:
         """The variables that tell a rank its numbers. With `addresses` and `secret` it can join."""
         nics = nics_to_env_var(detect_nics(self.settings))
         timeout = {"FARANDOLE_START_TIMEOUT": f"{max(1.0, float(self.settings.timeout_s)):g}"}
-        return {**environment.of_place(self.places[rank], master), **nics, **timeout}
+        return {**environment.of_rank(self.numbers[rank], master), **nics, **timeout}
 
     def absent(self, rank: int, reason: str) -> None:
         """Tells the hub that this rank will not come."""

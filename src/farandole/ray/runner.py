@@ -83,18 +83,20 @@ class StaticAdapter:
             ) from None
         self.workers = [actor for actor, _ in found]
         coordinator = self.coordinator = Coordinator(self.settings)
-        for rank, (_, place) in enumerate(found):
-            coordinator.register(place.hostname, place.node, rank)
+        for rank, (_, location) in enumerate(found):
+            coordinator.register(location.hostname, location.node, rank)
         coordinator.finalize_registration()
         coordinator.establish_rendezvous()
         key = coordinator.secret.key
         nodes: dict[str, list[str]] = {}
-        for _, place in found:
-            nodes.setdefault(place.node, []).extend(gpu for gpu in place.gpus if gpu not in nodes.get(place.node, []))
+        for _, location in found:
+            nodes.setdefault(location.node, []).extend(
+                gpu for gpu in location.gpus if gpu not in nodes.get(location.node, [])
+            )
         ready = []
-        for rank, (actor, place) in enumerate(found):
+        for rank, (actor, location) in enumerate(found):
             # Each worker sees the GPUs of all workers on its node, so that scripts choose one by local_rank().
-            visible = {"CUDA_VISIBLE_DEVICES": ",".join(nodes[place.node])} if place.gpus else {}
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(nodes[location.node])} if location.gpus else {}
             ready.append(actor.update_env_vars.remote({**visible, **extra}))
             master = (found[0][1].address, found[0][1].port)
             ready.append(actor.take_place.remote(coordinator.variables(rank, master), coordinator.addresses, key))
@@ -417,8 +419,8 @@ def _calling(
 ) -> Callable[[Any], Any]:
     if not callable(fn):
         raise TypeError(f"{fn!r} is not a function")
-    given, named = tuple(args or ()), dict(kwargs or {})
-    return lambda _executable: fn(*given, **named)
+    positional, keywords = tuple(args or ()), dict(kwargs or {})
+    return lambda _executable: fn(*positional, **keywords)
 
 
 class _LogForwarder:

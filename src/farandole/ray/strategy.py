@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from farandole.ray.worker import BaseHorovodWorker
 
-LOOK_SECONDS = 1.0  # between two checks of a group that waits for resources
+CHECK_SECONDS = 1.0  # between two checks of a group that waits for resources
 ROUNDING = 1e-6  # Ray counts in steps of 1e-4
 
 
@@ -201,7 +201,7 @@ def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float)
                     f"{seconds:g} s "
                     f"(placement_group_timeout_s): {shortage([one] * many, spread)}"
                 )
-            time.sleep(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(CHECK_SECONDS, deadline - time.monotonic())))
     finally:
         with contextlib.suppress(Exception):  # Ray itself may be gone
             remove_placement_group(asked)
@@ -231,7 +231,7 @@ def _words(one: Mapping[str, float]) -> str:
 
 def by_node(actors: Sequence[Any], deadline: float) -> list[tuple[Any, Any]]:
     """(actor, location) in the order of ranks: node after node, and on each node by GPU."""
-    places = ray.get([actor.where.remote() for actor in actors], timeout=max(0.1, deadline - time.monotonic()))
-    order = {node: at for at, node in enumerate(dict.fromkeys(place.node for place in places))}
-    pairs = list(zip(actors, places, strict=True))
+    locations = ray.get([actor.where.remote() for actor in actors], timeout=max(0.1, deadline - time.monotonic()))
+    order = {node: at for at, node in enumerate(dict.fromkeys(location.node for location in locations))}
+    pairs = list(zip(actors, locations, strict=True))
     return sorted(pairs, key=lambda pair: (order[pair[1].node], [int(g) if g.isdigit() else 0 for g in pair[1].gpus]))

@@ -88,15 +88,15 @@ class HorovodBackend(Backend):
         self._close()
         found = worker_group.execute(location)
         coordinator = self._coordinator = Coordinator(backend_config)
-        for rank, place in enumerate(found):
-            coordinator.register(place.hostname, place.node, rank)
+        for rank, host in enumerate(found):
+            coordinator.register(host.hostname, host.node, rank)
         coordinator.finalize_registration()
         coordinator.establish_rendezvous()
-        nodes = list(dict.fromkeys(place.node for place in found))
+        nodes = list(dict.fromkeys(host.node for host in found))
         master = (found[0].address, found[0].port)
         ready = []
-        for rank, place in enumerate(found):
-            variables = {**coordinator.variables(rank, master), "NODE_RANK": str(nodes.index(place.node))}
+        for rank, host in enumerate(found):
+            variables = {**coordinator.variables(rank, master), "NODE_RANK": str(nodes.index(host.node))}
             arguments = (variables, coordinator.addresses, coordinator.secret.key)
             ready.append(worker_group.execute_single_async(rank, take_place, *arguments))
         ray.get(ready)
@@ -121,7 +121,7 @@ class _LastReport(UserCallback):
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Ray calls it in the controller."""
-        ray_names.keep(self._key, calls.pack(metrics[0]), SPACE)
+        ray_names.store_value(self._key, calls.pack(metrics[0]), SPACE)
 
 
 class HorovodTrainer(DataParallelTrainer):
@@ -169,13 +169,13 @@ class HorovodTrainer(DataParallelTrainer):
         self._await_room()
         try:
             result = super().fit()
-            last = ray_names.kept(self._key, SPACE) if ray.is_initialized() else None
+            last = ray_names.stored_value(self._key, SPACE) if ray.is_initialized() else None
             if last is not None:
                 result.metrics = calls.unpack(last)
             return result
         finally:
             if ray.is_initialized():
-                ray_names.forget(self._key, SPACE)
+                ray_names.delete_value(self._key, SPACE)
 
     def _await_room(self) -> None:
         """Waits until the cluster is large enough. Ray Train itself would request missing resources forever."""
@@ -199,10 +199,10 @@ def prepare_trainer(trainer: Any) -> Any:
     return theirs(trainer)
 
 
-def _ours(given: Any, scaling: Any) -> HorovodConfig:
+def _ours(config: Any, scaling: Any) -> HorovodConfig:
     """The configuration as our class. A range of workers makes it elastic."""
-    known = {one.name: getattr(given, one.name) for one in fields(HorovodConfig) if hasattr(given, one.name)}
-    config = HorovodConfig(**known)
-    if config.min_workers is None and getattr(scaling, "elasticity_enabled", False):
-        config.min_workers = scaling.min_workers
-    return config
+    known = {one.name: getattr(config, one.name) for one in fields(HorovodConfig) if hasattr(config, one.name)}
+    own = HorovodConfig(**known)
+    if own.min_workers is None and getattr(scaling, "elasticity_enabled", False):
+        own.min_workers = scaling.min_workers
+    return own

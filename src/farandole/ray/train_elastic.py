@@ -17,7 +17,7 @@ from farandole.autoload import patching_allowed
 from farandole.base.version import package_version
 from farandole.bindings.private import ray_names
 from farandole.launch import environment
-from farandole.launch.slots import Place
+from farandole.launch.slots import RankNumbers
 from farandole.ray.heartbeat import HeartbeatMonitor
 from farandole.ray.rendezvous import listen_at
 from farandole.ray.train_rank import LEAVE_SECONDS, Rank
@@ -60,8 +60,8 @@ class ElasticBackend(Backend):
             self._begin(size, backend_config)
         found = worker_group.execute(location)
         ready = []
-        for index, (worker, place) in enumerate(zip(workers, found, strict=True)):
-            arguments = self._place(f"rank-{worker.distributed_context.world_rank}", worker, place, backend_config)
+        for index, (worker, host) in enumerate(zip(workers, found, strict=True)):
+            arguments = self._place(f"rank-{worker.distributed_context.world_rank}", worker, host, backend_config)
             ready.append(worker_group.execute_single_async(index, take_place, *arguments))
         ray.get(ready)
 
@@ -81,11 +81,11 @@ class ElasticBackend(Backend):
         driver = ElasticDriver(limits, package_version())
         self._elastic = ElasticHub(driver, Secret.create(), listen_at(config.nics), self)
         self._elastic.start()
-        self._heartbeats = HeartbeatMonitor(driver.state.times, self._quiet)
+        self._heartbeats = HeartbeatMonitor(driver.state.times, self._actor_silent)
         slots = [(f"rank-{rank}", 1) for rank in range(size)]
         self._elastic.call(lambda now: driver.hosts_found(slots, now))
 
-    def _place(self, slot: str, worker: Any, place: ActorLocation, config: Any) -> tuple[Any, ...]:
+    def _place(self, slot: str, worker: Any, host: ActorLocation, config: Any) -> tuple[Any, ...]:
         elastic, heartbeats = self._elastic, self._heartbeats
         assert elastic is not None and heartbeats is not None
         driver = elastic.driver
@@ -98,7 +98,7 @@ class ElasticBackend(Backend):
                 raise TimeoutError(f"there were no free resources for a new worker in {slot} within {SLOT_SECONDS:g} s")
             start = self._starts.pop(slot)
         number = self._given[slot] = start.worker
-        heartbeats.add(number, place)
+        heartbeats.add(number, host)
         context = worker.distributed_context
         local, count = int(context.local_rank), int(context.local_world_size)
 
@@ -108,8 +108,8 @@ class ElasticBackend(Backend):
             return []
 
         elastic.call(set_local_rank)
-        numbers = (*start.place[:2], local, max(count, local + 1), 0, 1)
-        variables = environment.of_worker(number, Place(*numbers, place.node), None, start.newcomer)
+        numbers = (*start.numbers[:2], local, max(count, local + 1), 0, 1)
+        variables = environment.of_worker(number, RankNumbers(*numbers, host.node), None, start.newcomer)
         variables.update(nics_to_env_var(detect_nics(config)))
         return variables, elastic.addresses, elastic.secret.key
 
@@ -138,7 +138,7 @@ class ElasticBackend(Backend):
             waiting = [one.member for one in workers if one.member is not None and one.status is Status.READY]
             elastic.deliver([(member, Rejected(over.text)) for member in waiting])
 
-    def _quiet(self, worker: int, seconds: float, state: str) -> None:
+    def _actor_silent(self, worker: int, seconds: float, state: str) -> None:
         elastic = self._elastic
         if elastic is not None:
             elastic.call(lambda now: elastic.driver.silence_reported(worker, seconds, state, now))

@@ -134,9 +134,9 @@ class BaseHorovodWorker:
         """Calls `func(executable)`."""
         return func(self.executable)
 
-    def train(self, func: Callable[[Any], Any], executable: Sequence[Any], place: tuple[Any, ...]) -> Any:
+    def train(self, func: Callable[[Any], Any], executable: Sequence[Any], rendezvous: tuple[Any, ...]) -> Any:
         """Runs a worker of an elastic job until it ends, also if the job has no slot for it any more."""
-        self.take_place(*place)
+        self.take_place(*rendezvous)
         self.start_executable(*executable)
         try:
             result = func(self.executable)

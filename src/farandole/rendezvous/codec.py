@@ -42,7 +42,7 @@ class Codec:
         return self._numbers[type(message)], b"".join(parts)
 
     def decode(self, number: int, data: bytes) -> Any:
-        """The message behind the bytes. Raises MessageError if they are not exactly one."""
+        """The message that the bytes contain. Raises MessageError if they are not exactly one message."""
         if not 1 <= number <= len(self._types):
             raise MessageError(f"message type {number} is unknown; the known types are 1 to {len(self._types)}")
         kind = self._types[number - 1]

@@ -191,7 +191,7 @@ class Hub:
 
     # What the listeners call.
 
-    def talk(self, sock: socket.socket) -> Flow[Proven]:
+    def authenticate(self, sock: socket.socket) -> Flow[Proven]:
         """Authenticates a rank or an agent."""
         return answer(sock, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.role in CALLERS)
 
@@ -199,13 +199,13 @@ class Hub:
         """Reports a rank with another version."""
         log.error("a rank of this job was refused: %s", error)  # it has proven itself, so it is a rank of this job
 
-    def lacks_descriptors(self, error: OSError) -> None:
+    def on_no_descriptors(self, error: OSError) -> None:
         """Reports, once, that no rank can connect."""
         if not self._reported_descriptors:
             self._reported_descriptors = True
             log.error("the launcher cannot accept connections: %s", sockets.explain(error))
 
-    def entered(self, sock: socket.socket, proven: Proven) -> None:
+    def authenticated(self, sock: socket.socket, proven: Proven) -> None:
         """Takes over the connection of a rank or an agent."""
         if proven.peer.role is Role.AGENT:
             sock.close()

@@ -52,9 +52,9 @@ class KeyValueServer:
             self._changed.notify_all()
 
     def _respond(self, question: bytes, _host: str) -> bytes:
-        return json.dumps(self._look(json.loads(question))).encode()
+        return json.dumps(self._answer_to(json.loads(question))).encode()
 
-    def _look(self, asked: dict[str, Any]) -> Any:
+    def _answer_to(self, asked: dict[str, Any]) -> Any:
         with self._changed:
             if "put" in asked:
                 self._values[str(asked["put"])] = asked["value"]
@@ -69,8 +69,8 @@ class KeyValueServer:
 class KeyValueClient:
     """Sets values and waits for them. Each call makes its own connection."""
 
-    def __init__(self, places: Sequence[tuple[str, int]], key: bytes) -> None:
-        self._addresses = [(host, int(port)) for host, port in places]
+    def __init__(self, addresses: Sequence[tuple[str, int]], key: bytes) -> None:
+        self._addresses = [(host, int(port)) for host, port in addresses]
         self._key = key
 
     def put(self, name: str, value: Any) -> None:

@@ -310,7 +310,7 @@ class LinkBuilder:
                 return sock, stream
 
     def _introduce(self, sock: socket.socket, peer: int, number: int) -> Flow[LinkStream]:
-        """The caller's side of `talk`, after the handshake."""
+        """The caller's side of `authenticate`, after the handshake."""
         problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
         # Only now the peer counts this connection as a stream, and confirms it. Connections to other addresses send
         # no number.
@@ -335,7 +335,7 @@ class LinkBuilder:
 
     # What the listeners call.
 
-    def talk(self, sock: socket.socket) -> Flow[LinkStream]:
+    def authenticate(self, sock: socket.socket) -> Flow[LinkStream]:
         """Authenticates a peer, and learns which of its streams this is."""
         me = self._greeting(Role.CALLEE, 0)
         proven = yield from answer(sock, self._secret, me, self._admit)
@@ -344,7 +344,7 @@ class LinkBuilder:
         yield from send(sock, number)
         return LinkStream(proven.peer.rank, number[0], problem)
 
-    def lacks_descriptors(self, error: OSError) -> None:
+    def on_no_descriptors(self, error: OSError) -> None:
         """Notes why no peer can connect."""
         self.no_descriptors = error
 
@@ -354,6 +354,6 @@ class LinkBuilder:
     def _admit(self, peer: Greeting) -> bool:
         return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made
 
-    def entered(self, sock: socket.socket, stream: LinkStream) -> None:
+    def authenticated(self, sock: socket.socket, stream: LinkStream) -> None:
         """Takes over a stream of a peer."""
         self._settle(sock, stream)

@@ -30,19 +30,19 @@ T = TypeVar("T")
 class Owner(Protocol[T]):
     """What a listener needs from its owner."""
 
-    def talk(self, sock: socket.socket) -> Flow[T]:
+    def authenticate(self, sock: socket.socket) -> Flow[T]:
         """Authenticates a connection."""
         ...
 
-    def entered(self, sock: socket.socket, result: T) -> None:
-        """A connection is authenticated; `result` is that of `talk`."""
+    def authenticated(self, sock: socket.socket, result: T) -> None:
+        """A connection is authenticated; `result` is that of `authenticate`."""
         ...
 
     def other_version(self, error: VersionMismatch) -> None:
         """A process of this job has another version."""
         ...
 
-    def lacks_descriptors(self, error: OSError) -> None:
+    def on_no_descriptors(self, error: OSError) -> None:
         """No connection can be accepted now."""
         ...
 
@@ -102,7 +102,7 @@ class Listener(Generic[T]):
             if self._descriptor_failures < DESCRIPTOR_FAILURES:
                 return
         self._descriptor_failures = 0
-        self._owner.lacks_descriptors(error)
+        self._owner.on_no_descriptors(error)
         self._loop.forget(self._listener)
         self._loop.at(self, time.monotonic() + ACCEPT_PAUSE_SECONDS, self.open)
 
@@ -118,7 +118,7 @@ class Listener(Generic[T]):
             self._unauthenticated.pop(name, None)
             if result is not None:
                 self._descriptor_failures = 0
-                self._owner.entered(sock, result)
+                self._owner.authenticated(sock, result)
                 return
             if isinstance(error, VersionMismatch):
                 self._owner.other_version(error)
@@ -126,7 +126,7 @@ class Listener(Generic[T]):
                 self.refused += 1
             sock.close()
 
-        task = self._loop.spawn(self._owner.talk(sock), time.monotonic() + HANDSHAKE_SECONDS, done)
+        task = self._loop.spawn(self._owner.authenticate(sock), time.monotonic() + HANDSHAKE_SECONDS, done)
         if not over:
             self._unauthenticated[name] = (task, sock)
 

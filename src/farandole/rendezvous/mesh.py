@@ -140,9 +140,9 @@ class _Joining:
         welcome = self.wait_for(Welcome)
         if self.elastic:
             self.deadline = time.monotonic() + HUB_MARGIN_SECONDS
-            self.rank = welcome.place[0]
+            self.rank = welcome.numbers[0]
             for builder in (self.local, self.remote):
-                builder.set_rank(*welcome.place[:2])
+                builder.set_rank(*welcome.numbers[:2])
         self.local.generation = self.remote.generation = welcome.generation
         self.remote.streams = welcome.streams
         for listener in self.listeners:
@@ -162,7 +162,7 @@ class _Joining:
             self.channel,
             listen_at,
             welcome.names,
-            welcome.place,
+            welcome.numbers,
         )
         self.session = session
         for message in self.inbox:  # a rank may already have requested a link, or be gone
@@ -308,10 +308,10 @@ class _Joining:
 
     def link_remotely(self, welcome: Welcome, hosts: tuple[int, ...]) -> Links:
         """Makes the TCP links; returns all links of this rank, ready for the engine."""
-        near, far = initial_links(self.rank, hosts)
-        self.remote.want(far)
+        local_peers, remote_peers = initial_links(self.rank, hosts)
+        self.remote.want(remote_peers)
         until = time.monotonic() + QUICK_LINK_SECONDS if self.elastic else self.deadline
-        for peer in sorted(far):
+        for peer in sorted(remote_peers):
             if peer > self.rank:
                 self.remote.call(peer, welcome.remotes[peer], until)
         while not self.remote.settled():
@@ -323,7 +323,7 @@ class _Joining:
             self.report_unreachable(welcome)
         links: Links = {}
         for kind, builder in ((sockets.LOCAL, self.local), (sockets.TCP, self.remote)):
-            wanted = near if kind == sockets.LOCAL else far
+            wanted = local_peers if kind == sockets.LOCAL else remote_peers
             for peer, streams in builder.take().items():
                 if peer in wanted:
                     links[peer] = ([sock.detach() for sock in streams], kind)

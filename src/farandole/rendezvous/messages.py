@@ -41,7 +41,7 @@ class Welcome:
     remotes: tuple[str, ...]
     streams: int  # TCP connections between two ranks of different hosts
     # in an elastic job: rank, size, local rank, local size, cross rank, cross size of the receiver
-    place: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

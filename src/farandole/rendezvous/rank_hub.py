@@ -53,12 +53,12 @@ class RankHub(Hub):
         _HUBS.discard(self)
         super().close()
 
-    def entered(self, sock: socket.socket, proven: Proven) -> None:
+    def authenticated(self, sock: socket.socket, proven: Proven) -> None:
         if not self._reached.is_set() and sock.family != socket.AF_UNIX:
             name, port = sock.getsockname()[:2]
             self._reached_at = f"tcp:[{name}]:{port}" if ":" in name else f"tcp:{name}:{port}"
             self._reached.set()
-        super().entered(sock, proven)
+        super().authenticated(sock, proven)
 
     def deliver(self, sends: Sends) -> None:
         if any(isinstance(message, Started) for _, message in sends):

@@ -81,7 +81,7 @@ class Service:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends everybody away."""
+        """Closes all connections."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -119,9 +119,11 @@ class Service:
         self._connections.discard(sock)
 
 
-def ask(places: Sequence[tuple[str, int]], key: bytes, question: bytes, seconds: float, most: int = MAX_BYTES) -> bytes:
-    """The answer of the first of these places that can be reached. Raises ConnectionError if none can."""
-    with _reached(places, min(seconds, CONNECT_S)) as sock:
+def ask(
+    addresses: Sequence[tuple[str, int]], key: bytes, question: bytes, seconds: float, most: int = MAX_BYTES
+) -> bytes:
+    """The answer of the first of these addresses that can be reached. Raises ConnectionError if none can."""
+    with _reached(addresses, min(seconds, CONNECT_S)) as sock:
         nonce = os.urandom(NONCE_BYTES)
         sock.sendall(nonce)
         line = _Connection(sock, key, _exactly(sock, NONCE_BYTES) + nonce, most)
@@ -130,11 +132,11 @@ def ask(places: Sequence[tuple[str, int]], key: bytes, question: bytes, seconds:
         return line.receive(RESPONSE)
 
 
-def _reached(places: Sequence[tuple[str, int]], seconds: float) -> socket.socket:
+def _reached(addresses: Sequence[tuple[str, int]], seconds: float) -> socket.socket:
     failure: OSError | None = None
-    for address in places:
+    for address in addresses:
         try:
             return socket.create_connection(address, seconds)
         except OSError as error:
             failure = error
-    raise ConnectionError(f"no server answers at {list(places)}: {failure}")
+    raise ConnectionError(f"no server answers at {list(addresses)}: {failure}")

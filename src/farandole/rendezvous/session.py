@@ -78,13 +78,13 @@ class Session:
         channel: Channel | None = None,
         listen_at: str = "",
         names: Sequence[str] = (),
-        place: Sequence[int] = (),
+        numbers: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.size = len(hosts)
         self.hosts = list(hosts)
         self.names = list(names)  # the host name of each rank
-        self.place = tuple(place)  # rank, size, local rank ... of this generation, in an elastic job
+        self.numbers = tuple(numbers)  # rank, size, local rank ... of this generation, in an elastic job
         self.generation = generation
         self.links = links
         self.streams = streams  # of a link over TCP
@@ -102,7 +102,7 @@ class Session:
         self._listeners: dict[int, tuple[Listeners, LinkBuilder]] = {}
         self._requested: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
-        self._calling: dict[int, LinkBuilder] = {}  # peers that this rank is connecting to
+        self._connecting: dict[int, LinkBuilder] = {}  # peers that this rank is connecting to
         self._early: list[Message] = []  # messages of the hub that came before the engine
         self._lost_early: str | None = None
         self._evicted = False
@@ -175,10 +175,10 @@ class Session:
         for listener, builder in self._listeners.values():
             listener.close()
             _close_all(builder)
-        for builder in self._calling.values():
+        for builder in self._connecting.values():
             _close_all(builder)
         self._listeners.clear()
-        self._calling.clear()
+        self._connecting.clear()
         if self._channel.open:
             self._channel.send(Leave(self.generation, int(again)))
             _close_after_leave(self._channel.sock)
@@ -211,10 +211,10 @@ class Session:
         if isinstance(message, ListenRequest):
             self._listen_for(message.peer)
         elif isinstance(message, ListenAddress):
-            self._call(message.peer, message.address)
+            self._connect(message.peer, message.address)
         elif isinstance(message, LinkRefused):
             # Both ranks may have requested the link; one that is being made reports its own failure.
-            if message.peer not in self._listeners and message.peer not in self._calling:
+            if message.peer not in self._listeners and message.peer not in self._connecting:
                 self._fail(message.peer, message.text)
         elif isinstance(message, Lost):
             self._lost()
@@ -305,10 +305,10 @@ class Session:
         _close_all(builder)
         self._fail(peer, f"it did not connect within {ON_DEMAND_SECONDS:g} s")
 
-    def _call(self, peer: int, address: str) -> None:
+    def _connect(self, peer: int, address: str) -> None:
         assert self._loop is not None
         builder = self._builder()
-        self._calling[peer] = builder
+        self._connecting[peer] = builder
         builder.call(peer, address, time.monotonic() + ON_DEMAND_SECONDS)
 
     def _collect(self) -> None:
@@ -319,10 +319,10 @@ class Session:
                 self._loop.at(("listen", peer), None, lambda: None)
                 listener.close()
                 self._add(peer, builder.take()[peer])
-        for peer, builder in list(self._calling.items()):
+        for peer, builder in list(self._connecting.items()):
             if not builder.settled():
                 continue
-            del self._calling[peer]
+            del self._connecting[peer]
             if peer in builder.made:
                 self._add(peer, builder.take()[peer])
             else:

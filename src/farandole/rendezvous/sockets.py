@@ -41,9 +41,9 @@ def remove_directory(directory: str) -> None:
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets; the first one does not block."""
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    return near, far
+    first, second = socket.socketpair()
+    first.setblocking(False)
+    return first, second
 
 
 def inherited(descriptor: int) -> socket.socket:
@@ -106,22 +106,22 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return sock, address
 
 
-def _host_and_port(place: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Parses `host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address; port 0 if there is none."""
-    if place.startswith("["):
-        host, _, port = place[1:].partition("]")
+    if address.startswith("["):
+        host, _, port = address[1:].partition("]")
     else:
-        host, _, port = place.partition(":") if place.count(":") == 1 else (place, "", "")
+        host, _, port = address.partition(":") if address.count(":") == 1 else (address, "", "")
     return host, int(port.lstrip(":") or 0)
 
 
 def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
         # Accepted connections inherit this, so they do not block a later listener on the same port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(place)
+        sock.bind(address)
         # Set again for the accepted connections: without it the port could not be bound while they exist.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)

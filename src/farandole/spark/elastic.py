@@ -14,7 +14,7 @@ from farandole.spark import session
 from farandole.spark.registry import TaskRegistry
 from farandole.spark.task import TaskSettings
 
-LOOK_SECONDS = 0.5  # between two checks for ended slots
+CHECK_SECONDS = 0.5  # between two checks for ended slots
 LONGEST_PAUSE = 30.0  # the longest pause before a slot that keeps ending is requested again
 GOOD_SECONDS = 10.0  # after this time the earlier ends of a slot do not count
 
@@ -82,7 +82,7 @@ class SlotKeeper:
         return session.SlotJob(self._spark, 1, self._settings, barrier=False, tag=self._tag)
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
+        while not self._stopping.wait(CHECK_SECONDS):
             now = time.monotonic()
             for number, slot in enumerate(self._slots):
                 if slot.again and now >= slot.again:

@@ -16,7 +16,7 @@ from farandole.launch import executor, ssh
 from farandole.launch.agent_connection import package_place
 from farandole.launch.output import PrefixedLines, Sink, Target, Tee, time_of_day
 from farandole.launch.plan import ElasticOptions, Plan
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits
 from farandole.rendezvous.secret import Secret
@@ -85,7 +85,7 @@ class Slots:
         return Plan(
             # The Python of each host, whose path its task knows: Spark unpacks archives at different paths.
             command=["/bin/sh", "-c", f'exec "${PYTHON}" "$@"', "farandole", "-c", code],
-            places=places([here.host for _, here in tasks]),
+            numbers=rank_numbers([here.host for _, here in tasks]),
             hosts=[name for name, _ in tasks],
             environ={name: value for name, value in self._env.items() if name == "OMP_NUM_THREADS"},
             directory="",  # the directory of Spark's worker
@@ -232,11 +232,11 @@ class SparkExecutor(executor.Executor):
         stream.flush()
 
     def _sink(self) -> Sink:
-        given = [
+        numbered = [
             executor._Screen(name) if one is None else _Stream(one)
             for one, name in zip(self._streams, ("stdout", "stderr"), strict=True)
         ]
-        targets: list[Target] = list(given)
+        targets: list[Target] = list(numbered)
         clock: Callable[[], str] = time_of_day if self._stamped else lambda: ""
         return Tee(self._tails, PrefixedLines(self.num_workers, targets, clock=clock))
 

@@ -37,7 +37,7 @@ class Agent:
         self.returncode: int | None = None
         self._ended = threading.Event()
 
-    def over(self, code: int) -> None:
+    def mark_ended(self, code: int) -> None:
         """Marks it as ended, or as unknown."""
         self.returncode = code
         self._ended.set()
@@ -55,7 +55,7 @@ class Agent:
     def kill(self) -> None:
         """Dismisses its task, which ends the agent."""
         self.task.dismiss()
-        self.over(1)
+        self.mark_ended(1)
 
 
 class RegisteredTask:
@@ -100,7 +100,7 @@ class TaskRegistry:
             for address in addresses:
                 self._listeners.append(self._listen(address, most))
         except BaseException:
-            self._shut()
+            self._close_all()
             raise
         self.addresses = tuple(listener.address for listener in self._listeners)
         self._thread = threading.Thread(target=self._run, name="farandole-spark-tasks", daemon=True)
@@ -150,7 +150,7 @@ class TaskRegistry:
                 executor_slots.agent = None
                 self._used.add(name)
                 return agent.sock, agent
-        self._loop.call(lambda: self._order(name))
+        self._loop.call(lambda: self._request_agent(name))
         raise OSError(errno.EAGAIN, "its Spark task has not started an agent yet")
 
     def explain(self, host: str, code: int | None, output: str) -> str:
@@ -163,7 +163,7 @@ class TaskRegistry:
             self._closing = True
             self._loop.call(lambda: None)
             self._thread.join()
-            self._shut()
+            self._close_all()
             self._loop.close()
 
     # On the loop's thread.
@@ -174,17 +174,17 @@ class TaskRegistry:
         while not self._closing:
             self._loop.turn()
 
-    def _shut(self) -> None:
+    def _close_all(self) -> None:
         for listener in self._listeners:
             listener.close()
         for channel in self._channels:
             channel.close()
         for agent in self._agents.values():
-            if agent.sock is not None and not self._was_taken(agent):
+            if agent.sock is not None and not self._in_use(agent):
                 agent.sock.close()
-            agent.over(1)
+            agent.mark_ended(1)
 
-    def _was_taken(self, agent: Agent) -> bool:
+    def _in_use(self, agent: Agent) -> bool:
         return all(executor_slots.agent is not agent for executor_slots in self._executors.values())
 
     def _listen(self, address: str, most: int) -> Listener[Proven]:
@@ -192,7 +192,7 @@ class TaskRegistry:
 
     # What the listeners call.
 
-    def talk(self, sock: Any) -> Flow[Proven]:
+    def authenticate(self, sock: Any) -> Flow[Proven]:
         """Authenticates a task or an agent."""
         me = Greeting(Role.LAUNCHER, NOBODY, 0)
         return answer(sock, self._secret, me, lambda peer: peer.role is Role.AGENT)
@@ -201,15 +201,15 @@ class TaskRegistry:
         """Reports a task with another version."""
         log.error("a task of this job was refused: %s", error)
 
-    def lacks_descriptors(self, error: OSError) -> None:
+    def on_no_descriptors(self, error: OSError) -> None:
         """Reports that no task can connect."""
         log.error("connections of tasks cannot be accepted: %s", sockets.explain(error))
 
-    def entered(self, sock: Any, proven: Proven) -> None:
+    def authenticated(self, sock: Any, proven: Proven) -> None:
         """Takes over the connection of a task or an agent."""
         number = proven.peer.rank
         if number != TASK_NUMBER:
-            self._arrived(sock, number)
+            self._agent_connected(sock, number)
             return
         task: RegisteredTask | None = None
 
@@ -217,7 +217,7 @@ class TaskRegistry:
             nonlocal task
             if isinstance(message, task_messages.TaskReady) and task is None:
                 task = RegisteredTask(message, channel, lambda: self._loop.call(lambda: ended("dismissed")))
-                self._sit(task)
+                self._add_task(task)
             elif isinstance(message, task_messages.AgentEnded):
                 self._agent_ended(message.number, message.code)
 
@@ -225,20 +225,20 @@ class TaskRegistry:
             channel.close()
             self._channels.discard(channel)
             if task is not None:
-                self._leave(task)
+                self._remove_task(task)
 
         channel = Channel(self._loop, sock, proven, on_message, ended, codec=task_messages)
         self._channels.add(channel)
 
-    def _sit(self, task: RegisteredTask) -> None:
+    def _add_task(self, task: RegisteredTask) -> None:
         name = task.here.executor
         with self._changed:
             self._executors.setdefault(name, ExecutorSlots(name)).tasks.append(task)
             self._changed.notify_all()
         if name not in self._used:
-            self._order(name)
+            self._request_agent(name)
 
-    def _order(self, name: str) -> None:
+    def _request_agent(self, name: str) -> None:
         """Asks a task of this executor for an agent."""
         with self._changed:
             executor_slots = self._executors.get(name)
@@ -249,7 +249,7 @@ class TaskRegistry:
             self._agents[agent.number] = agent
         task.channel.send(task_messages.StartAgent(agent.number))
 
-    def _arrived(self, sock: Any, number: int) -> None:
+    def _agent_connected(self, sock: Any, number: int) -> None:
         agent = self._agents.get(number)
         if agent is None or agent.sock is not None:
             sock.close()
@@ -258,8 +258,8 @@ class TaskRegistry:
             agent.sock = sock
             self._changed.notify_all()
 
-    def _agent_ended(self, number: int, code: int, left: bool = False) -> None:
-        """`left`: it ended with its task, which Spark has removed and may start again."""
+    def _agent_ended(self, number: int, code: int, removed: bool = False) -> None:
+        """`removed`: it ended with its task, which Spark has removed and may start again."""
         agent = self._agents.pop(number, None)
         if agent is None:
             return
@@ -267,18 +267,18 @@ class TaskRegistry:
             for executor_slots in self._executors.values():
                 if executor_slots.agent is agent:  # it was not used, and cannot be used any more
                     executor_slots.agent = None
-                    if not left:
+                    if not removed:
                         self._failed = (
                             f"the agent on {executor_slots.name} ended with exit code {code} while it was starting"
                         )
                     if agent.sock is not None:
                         agent.sock.close()
-            agent.over(code)
+            agent.mark_ended(code)
             self._changed.notify_all()
 
-    def _leave(self, task: RegisteredTask) -> None:
+    def _remove_task(self, task: RegisteredTask) -> None:
         for agent in [one for one in self._agents.values() if one.task is task]:
-            self._agent_ended(agent.number, 1, left=True)
+            self._agent_ended(agent.number, 1, removed=True)
         with self._changed:
             executor_slots = self._executors[task.here.executor]
             if task in executor_slots.tasks:

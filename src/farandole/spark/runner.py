@@ -13,71 +13,36 @@ from farandole.spark.executor import SparkExecutor
 
 
 def run(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    start_timeout: float | None = None,
-    use_mpi: bool | None = None,
-    use_gloo: bool | None = None,
-    extra_mpi_args: str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: Any = None,
-    stderr: Any = None,
-    verbose: int = 1,
-    nics: Any = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | None = None,
-) -> list[Any]:
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None, start_timeout: float | None = None, use_mpi: bool | None = None,
+    use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: Mapping[str, str] | None = None,
+    stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Any = None,
+    prefix_output_with_timestamp: bool = False, executable: str | None = None,
+) -> list[Any]:  # fmt: skip
     """Calls `fn(*args, **kwargs)` in `num_proc` Spark tasks that can all `init()`. Returns the results, by rank."""
     if use_mpi or extra_mpi_args:
         raise ValueError("run starts its ranks in Spark's tasks, without mpirun: leave use_mpi and extra_mpi_args out")
     with SparkExecutor(
-        num_proc,
-        start_timeout=start_timeout,
-        env=env,
-        stdout=stdout,
-        stderr=stderr,
-        verbose=verbose,
-        nics=nics,
-        prefix_output_with_timestamp=prefix_output_with_timestamp,
-        executable=executable,
-    ) as executor:
+        num_proc, start_timeout=start_timeout, env=env, stdout=stdout, stderr=stderr, verbose=verbose, nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp, executable=executable,
+    ) as executor:  # fmt: skip
         return executor.run(fn, args, kwargs)
 
 
 def run_elastic(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    min_num_proc: int | None = None,
-    max_num_proc: int | None = None,
-    start_timeout: float | None = None,
-    elastic_timeout: float | None = None,
-    reset_limit: int | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: Any = None,
-    stderr: Any = None,
-    verbose: int = 1,
-    nics: Any = None,
-    prefix_output_with_timestamp: bool = False,
-    min_np: int | None = None,
-    max_np: int | None = None,
-) -> list[Any]:
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None, min_num_proc: int | None = None, max_num_proc: int | None = None,
+    start_timeout: float | None = None, elastic_timeout: float | None = None, reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None, stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Any = None,
+    prefix_output_with_timestamp: bool = False, min_np: int | None = None, max_np: int | None = None,
+) -> list[Any]:  # fmt: skip
     """Like `run`, in an elastic job whose ranks follow Spark's executors; `fn` uses the elastic API. It starts with
     `num_proc` ranks, needs at least `min_num_proc` and uses up to `max_num_proc` (None: all slots of Spark)."""
     SETTINGS["elastic_timeout"].check(elastic_timeout, "elastic_timeout")
     executor = SparkExecutor(
-        num_proc,
-        start_timeout=start_timeout,
-        env=env,
-        stdout=stdout,
-        stderr=stderr,
-        verbose=verbose,
-        nics=nics,
+        num_proc, start_timeout=start_timeout, env=env, stdout=stdout, stderr=stderr, verbose=verbose, nics=nics,
         prefix_output_with_timestamp=prefix_output_with_timestamp,
-    )
+    )  # fmt: skip
     count = executor.num_workers
     least = min_num_proc if min_np is None else min_np
     most = max_num_proc if max_np is None else max_np

@@ -19,7 +19,7 @@ from farandole.launch.agent_connection import package_place
 from farandole.spark.task import TaskSettings
 
 NO_SESSION = "there is no Spark session: make one first, for example with SparkSession.builder.getOrCreate()"
-LOOK_SECONDS = 0.2  # between two checks of the number of executors
+CHECK_SECONDS = 0.2  # between two checks of the number of executors
 REGISTER_SECONDS = 30.0  # how long we wait for more executors; Spark itself waits as long
 RELEASE_SECONDS = 10.0  # tasks have this long to end after they are dismissed; then Spark cancels them
 CANCEL_SECONDS = 10.0  # a cancelled Spark job has this long to end
@@ -88,7 +88,7 @@ def check_slots(spark: Any, wanted: int, seconds: float) -> None:
                 f"num_proc={wanted}, but Spark has {found} slots (spark.master {conf(spark, 'spark.master')}, "
                 f"{_each(spark)} for each task): add executors or cores, or ask for fewer"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
 
 
 def _each(spark: Any) -> str:

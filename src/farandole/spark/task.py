@@ -27,7 +27,7 @@ from farandole.rendezvous.secret import Secret
 from farandole.spark import task_messages
 
 TASK_NUMBER = 0  # the number of every task; agents have other numbers
-LOOK_SECONDS = 0.1  # between two checks of an agent
+CHECK_SECONDS = 0.1  # between two checks of an agent
 # Variables with which Spark identifies its own workers: ranks do not get them.
 PYTHON = "SPARK_RANK_PYTHON"  # the interpreter of this host's ranks
 OF_SPARK = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_AUTH_SOCKET_", "PYTHON_UNIX_DOMAIN_")
@@ -67,7 +67,7 @@ class SlotTask:
         self._over = False
         deadline = time.monotonic() + settings.seconds
         self._address, sock, proven = self._dial(settings.addresses, TASK_NUMBER, deadline)
-        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=task_messages)
+        self._channel = Channel(self._loop, sock, proven, self._on_message, self._ended, codec=task_messages)
         # All Python workers of an executor are children of one process, so its id names the executor.
         host = os.uname().nodename
         python = settings.executable or sys.executable
@@ -133,7 +133,7 @@ class SlotTask:
             raise
         return sock, proven
 
-    def _heard(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         if isinstance(message, task_messages.StartAgent):
             try:
                 self._carry(message.number)
@@ -155,15 +155,15 @@ class SlotTask:
         finally:
             sock.close()
             os.close(secret)
-        self._loop.at("agents", time.monotonic() + LOOK_SECONDS, self._look)
+        self._loop.at("agents", time.monotonic() + CHECK_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         for number, process in list(self._agents.items()):
             if process.poll() is not None:
                 del self._agents[number]
                 self._channel.send(task_messages.AgentEnded(number, process.returncode))
         if self._agents:
-            self._loop.at("agents", time.monotonic() + LOOK_SECONDS, self._look)
+            self._loop.at("agents", time.monotonic() + CHECK_SECONDS, self._check)
 
     def _environment(self) -> dict[str, str]:
         """The variables of Spark's worker, with Spark's files on the path, and those that the user added."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import HostsUpdatedInterrupt
 from ..base.named import module_of
+from ..bindings import common_names as _common
 from ..bindings import errors as _errors
-from ..bindings import face as _face
+from ..bindings.common_names import *  # noqa: F403 - the names of every binding
 from ..bindings.compat import check_extension, gpu_available, split_list
 from ..bindings.compat import num_rank_is_power_2 as check_num_rank_power_of_2
 from ..bindings.errors import *  # noqa: F403 - the errors of every binding
-from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.basics import shutdown
 from .aggregation import LocalGradientAggregationHelper
@@ -109,7 +109,7 @@ __all__ = [
     "vars_to_refs",
 ]
 __all__ += _errors.__all__
-__all__ += _face.__all__
+__all__ += _common.__all__
 
 # These need Keras, which TensorFlow itself loads only when it is used.
 LATE = {"SyncBatchNormalization": ".sync_batch_norm", "elastic": "", "keras": "", "sync_batch_norm": ""}

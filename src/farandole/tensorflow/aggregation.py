@@ -68,7 +68,7 @@ class LocalGradientAggregationHelper:
 
         if tf.executing_eagerly():
             return apply_and_reset() if bool(self._is_last_pass) else None
-        return tf.cond(self._is_last_pass, lambda: flag(apply_and_reset()), lambda: tf.constant(False)).op
+        return tf.cond(self._is_last_pass, lambda: true_after(apply_and_reset()), lambda: tf.constant(False)).op
 
     def _reduced_sums(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self._sums]
@@ -80,12 +80,12 @@ class LocalGradientAggregationHelper:
         if self._passes is not None:
             return
 
-        self._passes = kept(np.int64(0))
+        self._passes = persistent_variable(np.int64(0))
         for grad in dense_grads:
-            self._sums.append(kept(np.zeros(grad.shape.as_list(), grad.dtype.as_numpy_dtype)))
+            self._sums.append(persistent_variable(np.zeros(grad.shape.as_list(), grad.dtype.as_numpy_dtype)))
 
 
-def kept(value: Any) -> Any:
+def persistent_variable(value: Any) -> Any:
     """A variable that keeps its value between passes. In a graph, a session must initialise it."""
     if tf.executing_eagerly() or tf.inside_function():
         with tf.init_scope():
@@ -94,7 +94,7 @@ def kept(value: Any) -> Any:
     return tf.compat.v1.get_variable(name, initializer=value, trainable=False, use_resource=True)
 
 
-def flag(operation: Any) -> Any:
+def true_after(operation: Any) -> Any:
     """Returns True after the operation has run. Both branches of `tf.cond` must return a value."""
     with tf.control_dependencies([operation]):
         return tf.constant(True)

@@ -1,6 +1,6 @@
 # Gives engine errors TensorFlow's classes as well, and recovers engine errors that TensorFlow raises from graphs.
 # Touches TensorFlow; the rooms base and bindings.
-"""`told()` adds TensorFlow's classes to the errors of its block; `translated(error)` recovers our error."""
+"""`with_tensorflow_classes()` adds TensorFlow's classes to the errors of its block; `translated(error)` finds ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Both(tf.errors.OpError):  # type: ignore[misc]
 
 
 class GraphMismatch(_Both, Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """A Mismatch for places where Horovod raises tf.errors.FailedPreconditionError."""
+    """A Mismatch for calls in which Horovod raises tf.errors.FailedPreconditionError."""
 
     _code = tf.errors.FAILED_PRECONDITION
 
@@ -38,19 +38,19 @@ class GraphNoRows(_Both, NoRows, tf.errors.FailedPreconditionError, tf.errors.In
 
 
 class GraphNotInitialized(_Both, NotInitialized, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """A NotInitialized for places where Horovod raises tf.errors.FailedPreconditionError."""
+    """A NotInitialized for calls in which Horovod raises tf.errors.FailedPreconditionError."""
 
     _code = tf.errors.FAILED_PRECONDITION
 
 
 class GraphArgument(_Both, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
-    """A ValueError for places where Horovod raises tf.errors.InvalidArgumentError."""
+    """A ValueError for calls in which Horovod raises tf.errors.InvalidArgumentError."""
 
     _code = tf.errors.INVALID_ARGUMENT
 
 
 class GraphAborted(_Both, HorovodInternalError, tf.errors.AbortedError):  # type: ignore[misc]
-    """A HorovodInternalError for places where Horovod raises tf.errors.AbortedError."""
+    """A HorovodInternalError for calls in which Horovod raises tf.errors.AbortedError."""
 
     _code = tf.errors.ABORTED
 

@@ -39,7 +39,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
         return [], tf.group()
     if not tf.executing_eagerly():
         prefix = naming.in_graph("HorovodBroadcast", prefix, None, ignore_name_scope=False)
-    # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
+    # By index, not by name: Keras numbers its layers, and a rank may have made other layers before.
     names = tuple(f"{prefix}.{index}" for index in range(len(variables)))
     work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
     values = run(work, [tf.stop_gradient(_read(variable)) for variable in variables])
@@ -68,8 +68,8 @@ def broadcast_(
     if tf.executing_eagerly():
         return variables
     with tf.control_dependencies([done]):
-        given = [tf.identity(value) for value in values]
-    return given[0] if single else given
+        results = [tf.identity(value) for value in values]
+    return results[0] if single else results
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

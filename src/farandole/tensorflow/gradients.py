@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bindings.compat import split_list
-from ..bindings.reduction import ReductionOptions
+from ..bindings.reduction import ReductionOptions, name_of_step
 from ..bindings.work import Work
 from ..engine.interface import Kind
 from ..operations.reductions import Adasum, Gradients, apart
@@ -81,9 +81,7 @@ class Reduction(ReductionOptions):
         sent = [tensor for tensor, _ in packed]
         prefix = "gradients"
         if tf.executing_eagerly():
-            # Models that train in turn need different names. All ranks must find the same name without communication,
-            # so it contains the number and the size of the tensors.
-            prefix = f"gradients.{len(sent)}.{sum(int(tf.size(tensor)) for tensor in sent)}"
+            prefix = name_of_step(int(tf.size(tensor)) for tensor in sent)
         else:
             prefix = naming.in_graph("HorovodAllreduce", prefix, None, ignore_name_scope=False)
         names = tuple(f"{prefix}.{index}" for index in range(len(sent)))

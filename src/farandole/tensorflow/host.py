@@ -58,8 +58,8 @@ def _plain(splits: Any) -> Any:
 
 
 def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
-    given = [np.asarray(array) for array in arrays]
-    return given[:count], given[count].tolist() if len(given) > count else None
+    converted = [np.asarray(array) for array in arrays]
+    return converted[:count], converted[count].tolist() if len(converted) > count else None
 
 
 _numbers = itertools.count(1)
@@ -96,9 +96,9 @@ def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
 
     # The random number is new in each run of the graph, so TensorFlow cannot compute the nodes after it once and keep
     # them. Stateful nodes would run in order; without state, a submission does not wait for an earlier wait.
-    given = [tf.random.uniform([], seed=1), *inputs]
+    arguments = [tf.random.uniform([], seed=1), *inputs]
     with tf.device("/CPU:0"):
-        submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
+        submitted = tf.numpy_function(submit, arguments, tf.int64, stateful=False, name=f"{work.label}Submit")
         submitted.set_shape([])
         return _on_own_thread(fetch, submitted, types)
 

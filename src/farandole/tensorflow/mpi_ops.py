@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .. import tensorflow as _face
+from .. import tensorflow as _common
 from ..bindings.compat import HorovodBasics, check_installed_version, gpu_available, num_rank_is_power_2
 from ..operations.reductions import Sum
 from ..world.groups import ProcessSet, global_process_set
@@ -18,14 +18,14 @@ from .util import _executing_eagerly as _executing_eagerly
 
 _LATE = ("SyncBatchNormalization", "elastic", "keras")
 __all__ = [
-    *(name for name in _face.__all__ if name not in _LATE),
+    *(name for name in _common.__all__ if name not in _LATE),
     "check_installed_version",
     "gpu_available",
     "num_rank_is_power_2",
 ]
 
 # The same objects under this module's name, so that programs can import from either.
-globals().update({name: getattr(_face, name) for name in _face.__all__ if name not in _LATE})
+globals().update({name: getattr(_common, name) for name in _common.__all__ if name not in _LATE})
 
 _basics = HorovodBasics()
 

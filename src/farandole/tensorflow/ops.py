@@ -40,22 +40,22 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
 
 
 def _run(work: Work, tensors: Sequence[Any], splits: Any, ignore_name_scope: bool) -> list[Any]:
-    given = [_dense(tensor) for tensor in tensors]
-    check(work, "tensors", given)
-    if not given:
+    dense = [_dense(tensor) for tensor in tensors]
+    check(work, "tensors", dense)
+    if not dense:
         return []
     if not tf.executing_eagerly() and work.names is None:
-        work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
+        work = replace(work, name=naming.in_graph(work.label, work.name, dense[0], ignore_name_scope))
 
     if compiled_now():
-        return carry_out(work, given, splits)
+        return carry_out(work, dense, splits)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(*inputs: Any) -> Any:
         outputs = carry_out(work, inputs, splits)
         return outputs, lambda *grads: _backward(work, inputs, outputs, grads)
 
-    found = differentiable(*given)
+    found = differentiable(*dense)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
@@ -71,10 +71,10 @@ def _through_alltoall(node: Any, *grads: Any) -> list[Any]:
     return [None, *_backward(work_of(node), node.inputs[1:2], node.outputs, grads), None]
 
 
-def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     # Integers have no gradient: the received splits of an alltoall have None.
     grads = [
-        tf.zeros_like(output) if grad is None else _dense(grad) for grad, output in zip(given, outputs, strict=True)
+        tf.zeros_like(output) if grad is None else _dense(grad) for grad, output in zip(gradients, outputs, strict=True)
     ]
     again = replace(work, name=None, names=None, grouped=work.grouped or work.names is not None)
     if work.kind == Kind.ALLREDUCE:
@@ -100,9 +100,9 @@ def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: 
 def _own_rows(work: Work, inputs: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
     """This rank's part of the gradients of gathered tensors."""
     rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
-    everyones = run(Work(Kind.ALLGATHER, process_set=work.process_set), [rows[tf.newaxis]])[0]
+    rows_of_all = run(Work(Kind.ALLGATHER, process_set=work.process_set), [rows[tf.newaxis]])[0]
     member = asked(lambda: work.process_set.rank(), tf.int32, None)
-    before = tf.reduce_sum(everyones[:member], 0)
+    before = tf.reduce_sum(rows_of_all[:member], 0)
     return [grad[before[i] : before[i] + rows[i]] for i, grad in enumerate(grads)]
 
 
@@ -126,7 +126,7 @@ def _allreduce(work: Work, tensors: Sequence[Any], compression: Any, ignore_name
         _check_sparse(work.op, work.scales)
     dense = [tensor for index, tensor in enumerate(tensors) if index not in sparse]
     result = _compressed(work, dense, compression, ignore_name_scope)
-    for index in sparse:  # in ascending order, so that each is inserted at the right place
+    for index in sparse:  # in ascending order, so that each is inserted at the right index
         single = replace(work, name=f"{work.name}.{index}") if work.grouped and work.name else work
         result.insert(index, _sparse_allreduce(single, tensors[index], compression, ignore_name_scope))
     return result

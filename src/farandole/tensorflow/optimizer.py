@@ -11,7 +11,7 @@ import numpy as np
 from ..operations.pending import chosen_op
 from ..operations.reductions import Adasum, Average
 from ..world.groups import ProcessSet, global_process_set
-from .aggregation import LocalGradientAggregationHelper, flag, kept
+from .aggregation import LocalGradientAggregationHelper, persistent_variable, true_after
 from .compression import Compression
 from .framework import tf
 from .gradients import Reduction, chosen_groups
@@ -96,22 +96,26 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         variables = [variable for _, variable in pairs]
         passes = self._aggregation.backward_passes_per_step
         if self._passes is None:
-            self._passes = kept(np.int64(0))
+            self._passes = persistent_variable(np.int64(0))
             for variable in variables:
-                self._starts.append(kept(np.zeros(variable.shape.as_list(), variable.dtype.as_numpy_dtype)))
+                self._starts.append(
+                    persistent_variable(np.zeros(variable.shape.as_list(), variable.dtype.as_numpy_dtype))
+                )
         with tf.control_dependencies(_nodes([self._passes.assign_add(1)])):
             count = self._passes.read_value()
-        begun = tf.cond(tf.equal(count, 1), lambda: _flagged(self._begin(variables)), lambda: tf.constant(False))
-        with tf.control_dependencies(_nodes([begun])):
+        saved = tf.cond(tf.equal(count, 1), lambda: _flagged(self._begin(variables)), lambda: tf.constant(False))
+        with tf.control_dependencies(_nodes([saved])):
             stepped = self._optimizer.apply_gradients(pairs, *args, **kwargs)
         with tf.control_dependencies(_nodes([stepped])):
-            met = tf.cond(tf.equal(count, passes), lambda: _flagged(self._meet(variables)), lambda: tf.constant(False))
-        return None if tf.executing_eagerly() else tf.group(met)
+            combined = tf.cond(
+                tf.equal(count, passes), lambda: _flagged(self._combine(variables)), lambda: tf.constant(False)
+            )
+        return None if tf.executing_eagerly() else tf.group(combined)
 
     def _begin(self, variables: list[Any]) -> list[Any]:
         return [start.assign(variable.read_value()) for start, variable in zip(self._starts, variables, strict=True)]
 
-    def _meet(self, variables: list[Any]) -> list[Any]:
+    def _combine(self, variables: list[Any]) -> list[Any]:
         starts = [start.read_value() for start in self._starts]
         changes = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
         together = self._reduction(changes, variables)
@@ -127,7 +131,7 @@ def _nodes(done: list[Any]) -> list[Any]:
 
 
 def _flagged(done: list[Any]) -> Any:
-    return flag(tf.group(*_nodes(done)))
+    return true_after(tf.group(*_nodes(done)))
 
 
 def DistributedOptimizer(

@@ -42,9 +42,15 @@ class _ReducedGradients:
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """The gradients of `gradient()` as pairs (source, gradient): first those of local sources, then all others."""
-        given = tf.nest.flatten(sources)
+        flat_sources = tf.nest.flatten(sources)
         base: Any = super()
-        pairs = list(zip(given, self._reduce(base.gradient(target, given, output_gradients), given), strict=True))
+        pairs = list(
+            zip(
+                flat_sources,
+                self._reduce(base.gradient(target, flat_sources, output_gradients), flat_sources),
+                strict=True,
+            )
+        )
         local = self._reduction.local
         return [pair for pair in pairs if id(pair[0]) in local], [pair for pair in pairs if id(pair[0]) not in local]
 

@@ -157,15 +157,17 @@ def memory() -> str:
 
 def private_directory() -> str:
     """Checks the directory for unix sockets: it must have mode 0700 and a short path."""
-    place = sockets.private_directory()
+    directory = sockets.private_directory()
     try:
-        listener, _ = sockets.listen(f"unix:{place}/socket")
+        listener, _ = sockets.listen(f"unix:{directory}/socket")
         listener.close()
     except OSError as error:
-        raise Problem(f"no unix socket in {place}: {error}", "set TMPDIR to a local directory you can write") from None
+        raise Problem(
+            f"no unix socket in {directory}: {error}", "set TMPDIR to a local directory you can write"
+        ) from None
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return f"unix sockets in {os.path.dirname(place)}"
+        shutil.rmtree(directory, ignore_errors=True)
+    return f"unix sockets in {os.path.dirname(directory)}"
 
 
 def loopback() -> str:
@@ -233,8 +235,9 @@ def horovod() -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         files = metadata.distribution("horovod").files or []
         if any(str(file) == "horovod/__init__.py" for file in files):
+            version = env.version_of("horovod")
             raise Problem(
-                f"Horovod {env.version_of('horovod')} is installed beside Farandole: both hold the package `horovod`",
+                f"Horovod {version} is installed as well: it and Farandole contain the same package `horovod`",
                 "`python -m pip uninstall horovod && python -m pip install --force-reinstall --no-deps farandole`",
             )
     spec = importlib.util.find_spec("horovod")
@@ -282,7 +285,7 @@ def gpus() -> str:
 
 
 def nccl() -> str:
-    """Checks NCCL and NVRTC, where a GPU or a setting makes somebody look for them."""
+    """Checks NCCL and NVRTC, if there is a GPU or a setting for them."""
     try:
         driver, *others = env.cuda_libraries()
     except LibraryMissing:

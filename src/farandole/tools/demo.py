@@ -73,7 +73,7 @@ class Demo:
         """Prints a line with its time."""
         print(f"  {(at or time.monotonic()) - self.began:5.1f} s  {text}", flush=True)
 
-    def hear(self, words: dict[str, Any]) -> None:
+    def add_event(self, words: dict[str, Any]) -> None:
         """Handles a line from a rank."""
         if words["kind"] == "begin":
             self.sizes.append(words["size"])
@@ -118,7 +118,7 @@ def main() -> int:
         with start(words) as job:
             while len(show.ends) < RANKS and not job.over:
                 with contextlib.suppress(queue.Empty):
-                    show.hear(words.found.get(timeout=0.1))
+                    show.add_event(words.found.get(timeout=0.1))
             code = job.wait(QUIET_SECONDS)
     except StartError as error:
         sys.exit(str(error))

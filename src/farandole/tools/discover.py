@@ -160,18 +160,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mpijob.add_argument("--folder", type=Path, default=MPIJOB, help="where the job's files are (default: /etc/mpi)")
     for kind in (slurm, k8s, hostfile, mpijob):
         kind.add_argument("--slots", type=int, help="slots of each host; replaces all other numbers of slots")
-    given = parser.parse_args(arguments)
-    if given.slots is not None and given.slots < 1:
-        parser.error(f"--slots {given.slots}: expected at least 1")
+    parsed = parser.parse_args(arguments)
+    if parsed.slots is not None and parsed.slots < 1:
+        parser.error(f"--slots {parsed.slots}: expected at least 1")
     try:
-        if given.kind == "slurm":
-            found = from_slurm(environment(), given.slots)
-        elif given.kind == "k8s":
-            found = from_kubernetes(environment(), given.selector, given.slots or 1, given.account, given.api)
-        elif given.kind == "hostfile":
-            found = from_hostfile(given.file, given.slots)
+        if parsed.kind == "slurm":
+            found = from_slurm(environment(), parsed.slots)
+        elif parsed.kind == "k8s":
+            found = from_kubernetes(environment(), parsed.selector, parsed.slots or 1, parsed.account, parsed.api)
+        elif parsed.kind == "hostfile":
+            found = from_hostfile(parsed.file, parsed.slots)
         else:
-            found = from_mpijob(given.folder, given.slots)
+            found = from_mpijob(parsed.folder, parsed.slots)
     except NotFound as error:
         print(f"farandole discover: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from farandole.launch.hosts import parse
 from farandole.launch.job import Job
 from farandole.launch.output import MemorySink
 from farandole.launch.plan import Plan
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous.interfaces import is_this_host
 from farandole.tools import checks, probe
 from farandole.tools.checks import NOTE, OK, REPORT, UNFIT, Check, Problem
@@ -33,7 +33,7 @@ def job(hosts: Sequence[str], ssh_options: ssh.SshOptions) -> MemorySink:
     """Runs one probe for each entry of `hosts`. Returns their output. Problem when the job fails."""
     plan = Plan(
         command=[ssh_options.python, "-c", ssh.start_code(ssh_options.package, "farandole.tools.probe")],
-        places=places(hosts),
+        numbers=rank_numbers(hosts),
         hosts=["" if is_this_host(host) else host for host in hosts],
         environ=os.environ,
         directory="/",

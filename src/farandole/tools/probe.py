@@ -39,16 +39,16 @@ def pairs(size: int) -> list[tuple[int, int]]:
 def measure(me: int, peer: int, first: bool) -> dict[str, Any]:
     """Latency (half a round trip, least and median), rate and clock difference of a peer. The first rank measures."""
     # The peer sends its wall clock back with each ping.
-    tick, far = np.zeros(1), np.zeros(1)
+    tick, remote_time = np.zeros(1), np.zeros(1)
     trips, offsets = [], []
     for _ in range(PINGS):
         if first:
             began, stamp = time.perf_counter(), time.time()
             farandole.send(tick, peer)
-            farandole.recv(far, peer)
+            farandole.recv(remote_time, peer)
             trip = time.perf_counter() - began
             trips.append(trip)
-            offsets.append(float(far[0]) - stamp - trip / 2)
+            offsets.append(float(remote_time[0]) - stamp - trip / 2)
         else:
             farandole.recv(tick, peer)
             farandole.send(np.array([time.time()]), peer)

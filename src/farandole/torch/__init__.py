@@ -18,11 +18,11 @@ _installed("torch", "PyTorch")
 
 from ..base import hints as _hints
 from ..base.errors import HostsUpdatedInterrupt
+from ..bindings import common_names as _common
 from ..bindings import errors as _errors
-from ..bindings import face as _face
+from ..bindings.common_names import *  # noqa: F403 - the names of every binding
 from ..bindings.compat import check_extension
 from ..bindings.errors import *  # noqa: F403 - the errors of every binding
-from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.basics import init, shutdown
 from . import autograd as _autograd
@@ -65,6 +65,6 @@ __all__ = [
     "shutdown",
 ]
 __all__ += _errors.__all__
-__all__ += _face.__all__
+__all__ += _common.__all__
 __all__ += _autograd.__all__
 __all__ += _ops.__all__

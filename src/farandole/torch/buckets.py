@@ -39,7 +39,7 @@ from .sending import Batch, begin, begin_scattered
 from .slots import (
     BATCH_BYTES,
     DENSE,
-    NEAR_BATCH_BYTES,
+    ONE_HOST_BATCH_BYTES,
     SPARSE,
     Bundle,
     PackedBucket,
@@ -67,8 +67,7 @@ class Gradients:
         terms: Terms,
     ) -> None:
         self.terms = terms
-        self.passes = terms.passes
-        self.process_set = terms.process_set
+        self.passes = terms.passes  # set_passes() changes it
         self.plain = terms.compression is Compression.none
         self.slots: dict[torch.Tensor, Slot] = {}
         self.groups: list[Bundle] = []  # the groups that the user chose
@@ -84,7 +83,7 @@ class Gradients:
         self._batches: list[Batch] = []  # SUBMITTED
         self._lock = threading.Lock()  # parameters on several devices have hooks that run in several threads
         self._world: weakref.ref[World] | None = None
-        self._look_at_world()
+        self._check_world()
         self._add(params, names)
         self.groups = [Bundle([self.slots[param] for param in members if param in self.slots]) for members in bundles]
         self._attach_few()
@@ -98,7 +97,7 @@ class Gradients:
 
     def _add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         used = _names.setdefault(runtime if runtime.waiting else runtime.world, Counter())
-        group = self.process_set.process_set_id or 0
+        group = self.terms.process_set.process_set_id or 0
         for param, name in zip(params, names, strict=True):
             again = used[group, name]
             used[group, name] += 1
@@ -112,21 +111,21 @@ class Gradients:
     def _address(self, slot: Slot) -> None:
         request = slot.request
         request.op = self.terms.op
-        request.group = self.process_set.process_set_id or 0
+        request.group = self.terms.process_set.process_set_id or 0
         if self.terms.op == ReduceOp.AVERAGE and self.terms.predivide != 1.0:
             request.prescale, request.postscale = 1.0 / self.terms.predivide, self.terms.predivide
 
-    def _look_at_world(self) -> None:
+    def _check_world(self) -> None:
         """In a new world the group's number and size can differ, and the ranks must agree on layouts again."""
         if runtime.waiting:
-            return  # this rank has no world yet; it looks again at its first gradient
+            return  # this rank has no world yet; it checks again at its first gradient
         world = runtime.world
         if self._world is not None and self._world() is world:
             return
-        if self.process_set.included() is None:
-            world.groups.members(self.process_set)  # raises the error that says what is wrong
-        self.active = bool(self.process_set.included()) and (self.process_set.size() or 1) > 1
-        self._batch_bytes = BATCH_BYTES if world.config.cross_size > 1 else NEAR_BATCH_BYTES
+        if self.terms.process_set.included() is None:
+            world.groups.members(self.terms.process_set)  # raises the error that says what is wrong
+        self.active = bool(self.terms.process_set.included()) and (self.terms.process_set.size() or 1) > 1
+        self._batch_bytes = BATCH_BYTES if world.config.cross_size > 1 else ONE_HOST_BATCH_BYTES
         self._world = weakref.ref(world)
         for packed in self.packed_buckets:
             for slot in packed.slots:
@@ -145,12 +144,12 @@ class Gradients:
         self._attach()
 
     def _attach(self) -> None:
-        if self.active or runtime.place.elastic:
+        if self.active or runtime.config.elastic:
             self.hooks.attach(self.slots.values())
 
     def _can_defer(self) -> bool:
         """Whether hooks of small gradients cost more time than they save: links inside a host are fast."""
-        return self.passes == 1 and runtime.place.cross_size == 1
+        return self.passes == 1 and runtime.config.cross_size == 1
 
     def steps_alone(self) -> None:
         """The script steps with the gradients of this rank alone, so the parameters of the ranks differ on purpose."""
@@ -177,7 +176,7 @@ class Gradients:
 
     def arrived(self, slot: Slot) -> None:
         """The gradient is complete: it is submitted with the next batch, or with its bundle when that is complete."""
-        self._look_at_world()
+        self._check_world()
         if not self.active:
             return
         with self._lock:
@@ -299,7 +298,7 @@ class Gradients:
                 slot.param.grad = grad.to_dense()
             return False
         result = sparse_allreduce_async(
-            grad if sparse else grad.to_sparse(1), slot.name, self.terms.op, self.process_set
+            grad if sparse else grad.to_sparse(1), slot.name, self.terms.op, self.terms.process_set
         )
 
         def wait() -> None:
@@ -316,7 +315,7 @@ class Gradients:
     def synchronize(self) -> None:
         """Reduces the remaining gradients, with zeros for those that were not computed, and waits for all."""
         try:
-            self._look_at_world()
+            self._check_world()
             if self.active:
                 if self.hooks.missing():
                     self._attach()
@@ -361,13 +360,15 @@ class Gradients:
         for slot in self.slots.values():
             slot.pending = False
             slot.delay = passes
-        travelling = packing(self.terms.compression)
+        sent_type = packing(self.terms.compression)
         new = self.layouts.take_new()
-        if new and travelling is not None:
-            made = packed_buckets(new, travelling, self._batch_bytes)
+        if new and sent_type is not None:
+            made = packed_buckets(new, sent_type, self._batch_bytes)
             for packed in made:
                 self._address(packed.slot)
-                packed.deferred = packed.flat.is_cpu and self._can_defer() and packed.shared_hook.alone(packed.slots)
+                packed.deferred = (
+                    packed.flat.is_cpu and self._can_defer() and packed.shared_hook.is_useful(packed.slots)
+                )
             self.packed_buckets += made
         unhooked = self.hooks.unhooked
         if any(slot.agreed for slot in unhooked):

@@ -43,10 +43,8 @@ class Hosts:
         sets = []
         for wanted in range(self.size):
             ranks = [rank for rank, (found, _) in enumerate(locations) if found == wanted]
-            everybody = len(ranks) == len(locations)
-            sets.append(
-                global_process_set if everybody else runtime.world.groups.find(ranks) or _add_process_set(ranks)
-            )
+            is_world = len(ranks) == len(locations)
+            sets.append(global_process_set if is_world else runtime.world.groups.find(ranks) or _add_process_set(ranks))
         self.process_set = sets[local_rank]
 
     def average(self, buffer: torch.Tensor) -> None:

@@ -92,16 +92,16 @@ def broadcast_optimizer_state(
     rest, kinds = broadcast_object(None, root_rank, "optimizer_state", process_set)
     tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
     _broadcast_all(_numbered(tensors), root_rank, process_set)
-    given = join(rest, tensors)
-    optimizer.load_state_dict(given)
+    loaded = join(rest, tensors)
+    optimizer.load_state_dict(loaded)
     if not sharded:
-        _keep_types(optimizer.state_dict()["state"], given["state"])
+        _keep_types(optimizer.state_dict()["state"], loaded["state"])
 
 
-def _keep_types(state: dict[Any, Any], given: dict[Any, Any]) -> None:
+def _keep_types(state: dict[Any, Any], loaded: dict[Any, Any]) -> None:
     """Undoes the conversions of load_state_dict: it gives tensors, also those inside of lists and dicts, the type of
     their parameter, and loses strings. The root's optimizer may use another type."""
-    for key, value in given.items():
+    for key, value in loaded.items():
         if isinstance(value, dict):  # the state of one parameter; an optimizer may have other entries
             state[key].update(_as_given(value, state[key]))
 

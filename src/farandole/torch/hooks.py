@@ -5,8 +5,8 @@
 A parameter is in one of four states:
 
 - hooked: its own hook reports its gradient;
-- unhooked: a small parameter that no bucket has yet; the shared hook of `Hooks` stands for it;
-- deferred: a parameter of a packed bucket; the shared hook of the bucket stands for it;
+- unhooked: a small parameter that no bucket has yet; the shared hook of `Hooks` replaces its hook;
+- deferred: a parameter of a packed bucket; the shared hook of the bucket replaces its hook;
 - frozen: it wants no gradient; `Hooks.attach` gives it a hook when it does.
 """
 
@@ -40,7 +40,7 @@ class Hooks:
         weakref.finalize(owner, _remove, self._handles)
 
     def unhook(self, slots: list[Slot]) -> None:
-        """From now on one shared hook stands for these slots, unless they are few."""
+        """From now on one shared hook replaces the hooks of these slots, unless they are few."""
         wanted = [slot for slot in slots if slot.param.requires_grad]
         self.unhooked = wanted if len(wanted) >= FEW else []
         self.shared = SharedHook(self.unhooked[::-1]) if self.unhooked else None

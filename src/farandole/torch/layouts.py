@@ -11,8 +11,8 @@ Each parameter is in one of three states, the same one on all ranks:
          │ ▼
         FROZEN: no rank sends it
 
-From FROZEN, all go back to OPEN when a rank has unfrozen any of them. In a new world all parameters are OPEN.
-In steps in which the parameters themselves are compared (comparison.py), the question carries that too.
+When a rank unfreezes a FROZEN parameter, all FROZEN parameters become OPEN. In a new world all parameters are OPEN.
+In some steps the question also has the numbers with which comparison.py compares the parameters themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Layouts:
         self.open: list[Slot] = []
         self._all: list[Slot] = []
         self._frozen: list[Slot] = []
-        self._new: list[Slot] = []  # slots that were agreed on in this step, and that all ranks would pack alike
+        self._new: list[Slot] = []  # slots agreed on in this step, which all ranks would pack in the same way
         self._answer: Callable[[], None] | None = None  # waits for the answer to the pending question
         self._name = ""
 
@@ -81,34 +81,36 @@ class Layouts:
 
         While parameters are frozen on all ranks, each step also asks, with one byte, whether a rank has unfrozen any.
         """
-        compares = bool(self._all) and self.comparison.due(self._all)
-        if not self.open and not self._frozen and not compares:
+        comparing = bool(self._all) and self.comparison.due(self._all)
+        if not self.open and not self._frozen and not comparing:
             return
         asked = self.open
         own_digest = digest(asked, self.terms.compression)
-        marks = [*own_digest, *(255 - byte for byte in own_digest)]
+        digests = [*own_digest, *(255 - byte for byte in own_digest)]
         # Sorted by name: ranks may have their parameters in different orders.
         ordered = sorted(asked, key=lambda slot: slot.name)
         layouts = [self._layout_of(slot) for slot in ordered]
         wanted = [slot.param.requires_grad for slot in ordered]
         unfrozen = any(slot.param.requires_grad for slot in self._frozen)
-        compared = sorted(self._all, key=lambda slot: slot.name) if compares else []
-        question = self.comparison.question(compared) if compares else []
-        known = torch.tensor([unfrozen, self.comparison.off, *layouts, *wanted, *marks, *question], dtype=torch.uint8)
-        handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.terms.process_set)
+        compared = sorted(self._all, key=lambda slot: slot.name) if comparing else []
+        question = self.comparison.question(compared) if comparing else []
+        message = torch.tensor(
+            [unfrozen, self.comparison.off, *layouts, *wanted, *digests, *question], dtype=torch.uint8
+        )
+        handle = allreduce_async_(message, name=self._name, op=ReduceOp.MAX, process_set=self.terms.process_set)
 
         def agree() -> None:
             self._answer = None
             synchronize(handle)
-            [any_unfrozen, off, *answer] = known.tolist()
+            [any_unfrozen, off, *answer] = message.tolist()
             self.comparison.off = bool(off)
-            if compares:
+            if comparing:
                 self.comparison.answer(compared, answer[len(answer) - len(question) :], self._all)
                 del answer[len(answer) - len(question) :]
             count = len(ordered)
             for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
                 slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)
-            if answer[2 * count :] == marks:
+            if answer[2 * count :] == digests:
                 self._new += [slot for slot in asked if slot.agreed and slot.used]
             self._frozen += [slot for slot in asked if not slot.used]
             self.open = [slot for slot in asked if slot.used and not slot.agreed]

@@ -83,8 +83,8 @@ class DeviceBuffer(TensorBuffer):
     offered = sys.maxsize
 
     def give(self, result: Memory) -> torch.Tensor:
-        given = super().give(result)
-        return given if type(result) is Span else given.to(self.array.owner.device)
+        tensor = super().give(result)
+        return tensor if type(result) is Span else tensor.to(self.array.owner.device)
 
 
 def type_of(tensor: torch.Tensor) -> DType:
@@ -118,8 +118,8 @@ def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build:
     if not near:
         _place(begun, tensors)
     if in_place:
-        given = tuple(tensors) if grouped else tensors[0]
-        begun.finish = lambda outcomes: given
+        results = tuple(tensors) if grouped else tensors[0]
+        begun.finish = lambda outcomes: results
     return begun
 
 
@@ -156,10 +156,10 @@ def gpu_of(tensor: torch.Tensor) -> tuple[int, int]:
 def _place(begun: Submission, tensors: Sequence[torch.Tensor]) -> None:
     """Tells the engine on which device and in which stream the tensors are."""
     device = _one_device(tensors)
-    place = gpu_of(tensors[0])
+    gpu = gpu_of(tensors[0])
     for request in begun.requests:
         request.device = device.index
-        request.gpu = place
+        request.gpu = gpu
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import torch as _face
+from .. import torch as _common
 from ..bindings.compat import HorovodBasics, check_installed_version, gpu_available, num_rank_is_power_2
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.groups import ProcessSet
@@ -18,7 +18,7 @@ from . import autograd, memory, ops
 from .compression import Compression
 
 __all__ = [
-    *(name for name in _face.__all__ if name != "elastic"),
+    *(name for name in _common.__all__ if name != "elastic"),
     "HorovodAllgather",
     "HorovodAllreduce",
     "HorovodAlltoall",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # The same objects under this module's name, so that programs can import from either.
-globals().update({name: getattr(_face, name) for name in _face.__all__})
+globals().update({name: getattr(_common, name) for name in _common.__all__})
 
 _basics = HorovodBasics()
 _NULL = ""  # as a name

@@ -134,7 +134,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 # LBFGS decides from the loss how often it calls this, so all ranks must have the same loss.
                 name = f"loss.{next(iter(self._gradients.slots.values())).name}"
                 loss = torch.as_tensor(loss).detach().clone()
-                allreduce_(loss, name=name, op=Average, process_set=self._gradients.process_set)
+                allreduce_(loss, name=name, op=Average, process_set=self._gradients.terms.process_set)
             return loss
 
         return run
@@ -190,9 +190,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     op = Shown(lambda gradients: gradients.terms.op)
     gradient_predivide_factor = Shown(lambda gradients: gradients.terms.predivide)
     sparse_as_dense = Shown(lambda gradients: gradients.terms.sparse_as_dense)
-    process_set = Shown(lambda gradients: gradients.process_set)
+    process_set = Shown(lambda gradients: gradients.terms.process_set)
     _compression = Shown(lambda gradients: gradients.terms.compression)
-    _parameter_names = Shown(lambda gradients: {slot.param: slot.given for slot in gradients.slots.values()})
+    _parameter_names = Shown(lambda gradients: {slot.param: slot.user_name for slot in gradients.slots.values()})
     _handles = Shown(Gradients.handles)
     _allreduce_delay = Shown(lambda gradients: {slot.param: slot.delay for slot in gradients.slots.values()})
     _requires_update = Shown(lambda gradients: {param for param in gradients.slots if param.requires_grad})
@@ -215,10 +215,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         gradients = self._gradients
-        places = {param: index for index, param in enumerate(gradients.slots)}
-        names = [slot.given for slot in gradients.slots.values()]
-        bundles = [[places[slot.param] for slot in bundle.slots] for bundle in gradients.groups]
-        ranks = None if gradients.process_set is global_process_set else gradients.process_set.ranks
+        indices = {param: index for index, param in enumerate(gradients.slots)}
+        names = [slot.user_name for slot in gradients.slots.values()]
+        bundles = [[indices[slot.param] for slot in bundle.slots] for bundle in gradients.groups]
+        chosen = gradients.terms.process_set
+        ranks = None if chosen is global_process_set else chosen.ranks
         terms = {**vars(gradients.terms), "passes": gradients.passes, "process_set": ranks}
         return _restore, (type(self).__mro__[2], names, bundles, terms, state_of(self))
 
@@ -230,7 +231,7 @@ def _restore(
     prepare_scalers()
     optimizer: Any = object.__new__(class_over(_DistributedOptimizer, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
-    members = [[params[index] for index in places] for places in bundles]
+    members = [[params[index] for index in indices] for indices in bundles]
     terms = {**terms, "process_set": registered(terms["process_set"])}
     _attach_gradients(optimizer, Gradients(params, names, members, Terms(**terms)))
     optimizer.__setstate__(state)
@@ -291,9 +292,9 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[s
         )
     names = {param: name for name, param in named}
     params = _params_of(optimizer)
-    unnamed = [place for place, param in enumerate(params) if param not in names]
+    unnamed = [index for index, param in enumerate(params) if param not in names]
     if unnamed:
-        shapes = ", ".join(f"number {place} of shape {tuple(params[place].shape)}" for place in unnamed)
+        shapes = ", ".join(f"number {index} of shape {tuple(params[index].shape)}" for index in unnamed)
         raise ValueError(f"named_parameters was specified, but one or more model parameters were not named: {shapes}")
     return [names[param] for param in params]
 

@@ -46,8 +46,8 @@ def _wait_for(engine: Engine, handles: list[int]) -> Callable[[], None]:
 
 def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
     """Submits dense tensors: CPU tensors directly, device tensors through staging memory."""
-    near: list[Slot] = []
-    far: dict[torch.device, list[Slot]] = {}
+    on_cpu: list[Slot] = []
+    by_device: dict[torch.device, list[Slot]] = {}
     for slot in slots:
         tensor = slot.tensor
         assert tensor is not None
@@ -56,15 +56,15 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
             request = slot.request
             request.input = request.output = buffer.array
             request.dtype = buffer.dtype
-            near.append(slot)
+            on_cpu.append(slot)
         else:
-            far.setdefault(tensor.device, []).append(slot)
-    if near:
+            by_device.setdefault(tensor.device, []).append(slot)
+    if on_cpu:
         engine = runtime.world.engine
-        handles = engine.submit([slot.request for slot in near], together)
-        yield Batch(near, _wait_for(engine, handles))
-    for distant in far.values():
-        yield _begin_far(distant, together)
+        handles = engine.submit([slot.request for slot in on_cpu], together)
+        yield Batch(on_cpu, _wait_for(engine, handles))
+    for device_slots in by_device.values():
+        yield _begin_on_device(device_slots, together)
 
 
 def begin_scattered(packed: PackedBucket, batches: list[Batch], ending: bool) -> None:
@@ -87,7 +87,7 @@ def begin_scattered(packed: PackedBucket, batches: list[Batch], ending: bool) ->
             packed.hold()
 
 
-def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
+def _begin_on_device(slots: Sequence[Slot], together: bool) -> Batch:
     def build(buffers: Sequence[Buffer], _: bool) -> Submission:
         for slot, buffer in zip(slots, buffers, strict=True):
             slot.request.input = slot.request.output = buffer.array

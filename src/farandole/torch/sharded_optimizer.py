@@ -83,18 +83,18 @@ class ShardedSteps:
         """The whole state, as the wrapped optimizer has it without sharding. Every rank must call it."""
         base: Any = super()
         packed: dict[str, Any] = base.state_dict()
-        place = {param: number for number, param in enumerate(self._whole())}
-        state: dict[int, dict[str, Any]] = {number: {} for number in place.values()}
+        index_of = {param: number for number, param in enumerate(self._whole())}
+        state: dict[int, dict[str, Any]] = {number: {} for number in index_of.values()}
         for key in sorted({key for bucket in self._gradients.buckets for key in self.state[bucket.shard]}):
-            self._gather_state(key, place, state)
+            self._gather_state(key, index_of, state)
         groups = []
         for number, group in enumerate(packed["param_groups"]):
-            params = [place[param] for param in self._gradients.groups[number]]
+            params = [index_of[param] for param in self._gradients.groups[number]]
             names = self._param_names[number]
             groups.append({**group, "params": params, **({} if names is None else {"param_names": names})})
         return {**packed, "state": {number: items for number, items in state.items() if items}, "param_groups": groups}
 
-    def _gather_state(self, key: str, place: dict[torch.Tensor, int], state: dict[int, dict[str, Any]]) -> None:
+    def _gather_state(self, key: str, index_of: dict[torch.Tensor, int], state: dict[int, dict[str, Any]]) -> None:
         shares = self._gradients
         values = [self.state[bucket.shard].get(key) for bucket in shares.buckets]
         divided = [
@@ -103,13 +103,13 @@ class ShardedSteps:
         if all(divided):
             for bucket, row in shares.gathered(f"state.{key}", values):
                 for param, part in zip(bucket.params, bucket.parts(row), strict=True):
-                    state[place[param]][key] = part.clone()
+                    state[index_of[param]][key] = part.clone()
             return
         for bucket, value, is_part in zip(shares.buckets, values, divided, strict=True):
             if is_part:
                 raise RuntimeError(f"the optimizer has the state {key} for some of its parameters only")
             for param in bucket.params:
-                state[place[param]][key] = value.clone() if isinstance(value, torch.Tensor) else value
+                state[index_of[param]][key] = value.clone() if isinstance(value, torch.Tensor) else value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a whole state, from a job with any number of ranks or from an optimizer without sharding."""
@@ -182,7 +182,7 @@ class ShardedSteps:
         if not self._agreed:
             shares = self._gradients
             grads = [bucket.shard.grad for bucket in shares.buckets]
-            agree_on_infinity(grads, shares.buckets[0].name, shares.process_set)
+            agree_on_infinity(grads, shares.buckets[0].name, shares.terms.process_set)
             self._agreed = True
 
     def __copy__(self) -> Any:

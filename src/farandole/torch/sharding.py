@@ -37,14 +37,14 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
     raise ValueError(
         f"shard_optimizer_state=True needs an optimizer that steps every element by itself, one of {names}; "
-        f"{type(optimizer).__name__} may look at whole tensors"
+        f"{type(optimizer).__name__} may use whole tensors"
     )
 
 
 class Bucket:
     """Neighbouring parameters as one flat row, divided into equal shares, one for each rank."""
 
-    def __init__(self, params: Sequence[torch.Tensor], name: str, group: int, place: int, ranks: int) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], name: str, group: int, index: int, ranks: int) -> None:
         self.params = params
         self.name = name
         self.group = group  # the number of the optimizer's parameter group
@@ -54,7 +54,7 @@ class Bucket:
         self.ranks = ranks
         first = params[0]
         self.shard = torch.nn.Parameter(torch.zeros(self.share, dtype=first.dtype, device=first.device))
-        self.begin = min(place * self.share, self.elements)
+        self.begin = min(index * self.share, self.elements)
         self.end = min(self.begin + self.share, self.elements)
         self.missing = len(params)
         self.handle: int | None = None
@@ -96,7 +96,6 @@ class Shares:
     def __init__(self, groups: list[list[torch.Tensor]], names: dict[torch.Tensor, str], terms: Terms) -> None:
         self.terms = terms
         self.passes = terms.passes
-        self.process_set = terms.process_set
         self.names = names
         self.groups = groups
         self.slots: dict[torch.Tensor, Any] = {}  # empty: scripts for Horovod read nothing here
@@ -123,8 +122,8 @@ class Shares:
         # A rank that joins later makes its optimizers in the same order as the other ranks did.
         self._number = self._number or _made.get(runtime.world, 0) + 1
         _made[runtime.world] = max(_made.get(runtime.world, 0), self._number)
-        self.ranks = self.process_set.size() or 1
-        self.place = self.process_set.rank() or 0
+        self.ranks = self.terms.process_set.size() or 1
+        self.index = self.terms.process_set.rank() or 0
         _remove(self._hooks)
         self._hooks.clear()
         self.delays: dict[torch.Tensor, int] = {}
@@ -149,7 +148,7 @@ class Shares:
         def close(key: Any) -> None:
             members = waiting.pop(key)
             name = self.names[members[0]] + (f" and {len(members) - 1} more" if len(members) > 1 else "")
-            bucket = Bucket(members, f"{self._number}.{number}.{name}", number, self.place, self.ranks)
+            bucket = Bucket(members, f"{self._number}.{number}.{name}", number, self.index, self.ranks)
             self.buckets.append(bucket)
             for param in members:
                 self.delays[param] = self.passes
@@ -199,7 +198,7 @@ class Shares:
         grads = [param.grad for param in bucket.params]
         row = bucket.row(grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads)
         row, bucket.context = self.terms.compression.compress(row)
-        bucket.handle = reducescatter_async(row, f"gradients.{bucket.name}", self.terms.op, self.process_set)
+        bucket.handle = reducescatter_async(row, f"gradients.{bucket.name}", self.terms.op, self.terms.process_set)
 
     def synchronize(self) -> None:
         """Returns when the gradients of all shares are reduced; gradients that were not computed count as zeros."""
@@ -255,7 +254,7 @@ class Shares:
     def gathered(self, what: str, shares: Sequence[torch.Tensor]) -> Iterable[tuple[Bucket, torch.Tensor]]:
         """One row for each bucket, with the shares of all ranks."""
         handles = [
-            allgather_async(share, f"{what}.{bucket.name}", self.process_set)
+            allgather_async(share, f"{what}.{bucket.name}", self.terms.process_set)
             for bucket, share in zip(self.buckets, shares, strict=True)
         ]
         for bucket, handle in zip(self.buckets, handles, strict=True):
@@ -263,7 +262,7 @@ class Shares:
 
     def total(self, value: torch.Tensor, name: str, op: Any = Sum) -> torch.Tensor:
         """The sum, or another reduction, of all ranks' values."""
-        return allreduce_(value, name=f"{name}.{self.buckets[0].name}", op=op, process_set=self.process_set)
+        return allreduce_(value, name=f"{name}.{self.buckets[0].name}", op=op, process_set=self.terms.process_set)
 
 
 def _hook(reference: weakref.ref[Shares], bucket: Bucket) -> Callable[[torch.Tensor], None]:

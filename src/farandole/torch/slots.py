@@ -23,7 +23,7 @@ PACKED_BYTES = 64 << 10
 # backward.
 BATCH_BYTES = 1 << 20
 # The limit inside a host: links are fast there, other ranks need the cores, and each batch interrupts the computation.
-NEAR_BATCH_BYTES = 8 << 20
+ONE_HOST_BATCH_BYTES = 8 << 20
 
 # With fewer small gradients than this, each has its own hook.
 FEW = 8
@@ -63,7 +63,6 @@ class Slot:
         "bytes",
         "context",
         "delay",
-        "given",
         "grad",
         "hook",
         "layout",
@@ -72,11 +71,12 @@ class Slot:
         "request",
         "tensor",
         "used",
+        "user_name",
     )
 
-    def __init__(self, param: torch.Tensor, given: str, name: str) -> None:
+    def __init__(self, param: torch.Tensor, user_name: str, name: str) -> None:
         self.param = param
-        self.given = given  # the user's name; `name` is unique among the gradients of this world
+        self.user_name = user_name  # `name` is unique among the gradients of this world
         self.request = Request(Kind.ALLREDUCE, name)
         self.bytes = param.numel() * param.element_size()
         self.delay = 1  # backward passes until the gradient is complete
@@ -149,7 +149,7 @@ class SharedHook:
         """Whether the later gradients do not exist yet. If so, those found at the end of backward are new."""
         return all(param.grad is None for param in self._later)
 
-    def alone(self, slots: Sequence[Slot]) -> bool:
+    def is_useful(self, slots: Sequence[Slot]) -> bool:
         """Whether no other slot has a hook, and the slots are not few: a few slots should have one hook each."""
         return len(slots) >= FEW and all(slot.hook is None for slot in slots if slot is not self.slot)
 
@@ -171,7 +171,7 @@ class PackedBucket(Bundle):
         self._grads: list[Any] = []  # the gradients that load() copied
         self._parts: list[Any] = []  # their parts of the buffer
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
-        self.slot = Slot(self.flat, first.given, first.name + more)
+        self.slot = Slot(self.flat, first.user_name, first.name + more)
         self.shared_hook = SharedHook(slots)
         self.deferred = False  # one shared hook; the bucket is submitted when backward ends
 
@@ -205,8 +205,8 @@ class PackedBucket(Bundle):
 
     def hold(self) -> None:
         """Keeps the gradients' memory: `grad.data = other` releases it while the engine still uses it."""
-        places = self.slot.request.input
-        places.memory = list(map(torch.Tensor.untyped_storage, places.owner))
+        pieces = self.slot.request.input
+        pieces.memory = list(map(torch.Tensor.untyped_storage, pieces.owner))
 
     @without_graph
     def load(self) -> None:
@@ -264,11 +264,11 @@ def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:
     if compression not in (NoneCompressor, FP16Compressor, BF16Compressor):
         return None
 
-    def travelling(dtype: torch.dtype) -> torch.dtype:
+    def sent_type(dtype: torch.dtype) -> torch.dtype:
         compressed: torch.dtype = compression.compress(torch.empty(0, dtype=dtype))[0].dtype
         return compressed
 
-    return travelling
+    return sent_type
 
 
 def small(slot: Slot) -> bool:
@@ -277,18 +277,16 @@ def small(slot: Slot) -> bool:
 
 
 def packed_buckets(
-    slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype], limit: int
+    slots: Iterable[Slot], sent_type: Callable[[torch.dtype], torch.dtype], limit: int
 ) -> list[PackedBucket]:
-    """Packs small gradients. Backward begins with the last parameter, so neighbours in reverse order are packed
-    together.
-    """
+    """Packs small gradients. Backward begins with the last parameter, so a bucket takes parameters in reverse order."""
     open_: dict[Any, list[Slot]] = {}
     made: list[PackedBucket] = []
 
     def close(key: Any) -> None:
         members = open_.pop(key)
         if len(members) > 1:
-            made.append(PackedBucket(members, travelling(members[0].param.dtype)))
+            made.append(PackedBucket(members, sent_type(members[0].param.dtype)))
 
     for slot in reversed([slot for slot in slots if slot.layout == DENSE and small(slot)]):
         key = (slot.param.dtype, slot.param.device)

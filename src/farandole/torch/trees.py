@@ -1,6 +1,6 @@
 # Takes tensors out of trees of dictionaries, lists and tuples, and puts them back.
 # Touches torch.
-"""`split` gives the tensors and the rest; `join` puts tensors back in their places."""
+"""`split` gives the tensors and the rest; `join` puts tensors back where they were."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class _Place:
-    """Marks the place of a tensor."""
+    """Marks where a tensor was."""
 
     number: int
 

@@ -20,10 +20,10 @@ def _place(config: Config) -> tuple[Config, ClusterRank | None]:
     """The rank of this process: from `farandole run`, from another launcher's variables, or a world of one."""
     if config.rendezvous is not None:
         return config, None
-    from ..clusters import detect, settle
+    from ..clusters import detect, with_numbers
 
     found = detect(environment(), config.launcher)
-    return (config, None) if found is None else (settle(config, found), found)
+    return (config, None) if found is None else (with_numbers(config, found), found)
 
 
 def _check_comm(comm: Any, config: Config) -> None:
@@ -89,22 +89,22 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number on its host; in an elastic job that of its slot, which stays."""
-    return runtime.place.local_rank
+    return runtime.config.local_rank
 
 
 def local_size() -> int:
     """Number of processes on this host; in an elastic job one more than the largest local rank there."""
-    return runtime.place.local_size
+    return runtime.config.local_size
 
 
 def cross_rank() -> int:
     """This host's number among the hosts that have this local rank."""
-    return runtime.place.cross_rank
+    return runtime.config.cross_rank
 
 
 def cross_size() -> int:
     """Number of hosts that have this local rank."""
-    return runtime.place.cross_size
+    return runtime.config.cross_size
 
 
 def is_homogeneous() -> bool:
@@ -112,7 +112,7 @@ def is_homogeneous() -> bool:
     world = runtime.world
     even = len(set(Counter(world.session.hosts).values())) == 1
     # Local ranks of an elastic job have gaps where a rank was lost.
-    whole = bool(world.session.place) or world.config.local_size * world.config.cross_size == world.engine.size
+    whole = bool(world.session.numbers) or world.config.local_size * world.config.cross_size == world.engine.size
     return even and whole
 
 

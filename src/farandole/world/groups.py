@@ -42,7 +42,7 @@ class ProcessSet:
         return None if self._own_rank is None or self.ranks is None else self._own_rank in self.ranks
 
     def rank(self) -> int | None:
-        """This process's place in the set; None while it is not registered, ValueError when it is not in the set."""
+        """This process's index in the set; None while it is not registered, ValueError when it is not in the set."""
         if self._own_rank is None or self.ranks is None:
             return None
         if self._own_rank not in self.ranks:

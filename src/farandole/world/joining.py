@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from ..clusters import ClusterRank
     from ..clusters.join import ClusterSession
 
-PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # these change with the generation
+RANK_NUMBERS = (
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+)  # these change with the generation
 PYTHON_ENGINE = Path(__file__).parents[1] / "engine"
 # The files that define the messages of the engine in Python.
 PYTHON_WIRE = ("interface.py", "reference.py", "reference_links.py", "specification.py")
@@ -44,17 +51,17 @@ def connect(config: Config, found: ClusterRank | None, commit: int, membership: 
     engine: Engine | None = None
     try:
         config = dataclasses.replace(config if cluster is None else cluster.config, tcp_streams=session.streams)
-        if session.place:
-            place: dict[str, Any] = dict(zip(PLACE, session.place, strict=True))
-            config = dataclasses.replace(config, **place)
+        if session.numbers:
+            numbers: dict[str, Any] = dict(zip(RANK_NUMBERS, session.numbers, strict=True))
+            config = dataclasses.replace(config, **numbers)
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
         lost = cluster.hub_lost if cluster is not None else None
-        if session.place:
+        if session.numbers:
             lost = functools.partial(membership.hub_lost, engine)
         waited = functools.partial(engine.counter, "waited_ns")
         notifications = membership.notifications
-        session.serve(engine, lost, notifications.hear, notifications.count_loss, waited)
+        session.serve(engine, lost, notifications.add_update, notifications.count_loss, waited)
         engine.start(config.start_timeout)
         return World(config, engine, session, cluster)
     except BaseException:

@@ -45,7 +45,7 @@ class Notifications:
         """Called by the session when a rank was lost."""
         self.losses += 1
 
-    def hear(self, message: MembershipUpdate) -> None:
+    def add_update(self, message: MembershipUpdate) -> None:
         """Called by the session with an update."""
         _, result, deadline = self._pending
         if message.drain_ms:

@@ -16,7 +16,7 @@ from ..base import ending, errors, hints, tested, tracebacks
 from ..base.config import Config, update_rank_variables, warn_of_ignored
 from ..observe import stacks
 from .groups import ProcessSet, expect_world, forget_world
-from .joining import PLACE, connect
+from .joining import RANK_NUMBERS, connect
 from .membership import Membership
 from .observe import log
 from .world import World
@@ -54,20 +54,20 @@ class Runtime:
         return self._world or self._join_late()
 
     @property
-    def place(self) -> Config:
+    def config(self) -> Config:
         """The settings with this rank's numbers. Those of a rank that waits may change when it joins."""
         waiting = self._waiting
         return self.world.config if waiting is None else waiting
 
     @property
     def rank(self) -> int:
-        """This process's number; as `place`."""
+        """This process's number; as in `config`."""
         waiting = self._waiting
         return self.world.engine.rank if waiting is None else waiting.rank
 
     @property
     def size(self) -> int:
-        """Number of processes in the job; as `place`."""
+        """Number of processes in the job; as in `config`."""
         waiting = self._waiting
         return self.world.engine.size if waiting is None else waiting.size
 
@@ -195,8 +195,8 @@ class Runtime:
                 world.groups.add([one for one in process_sets if config.worker < 0 or _fits(one, world.engine.size)])
                 world.tune()
                 world.begin_timeline()
-                if world.session.place:
-                    update_rank_variables(dict(zip(PLACE, world.session.place, strict=True)))
+                if world.session.numbers:
+                    update_rank_variables(dict(zip(RANK_NUMBERS, world.session.numbers, strict=True)))
                 self.membership.joined()
                 self._joined_at = time.monotonic()
                 if config.private_directory is not None:
@@ -216,7 +216,7 @@ class Runtime:
         # First, because leaving makes other ranks fail, and by then the launcher must know the root cause.
         if report_fd is not None and os.getpid() == pid:
             error = getattr(sys, "last_value", None)
-            ending.report(report_fd, tracebacks.place(error) if isinstance(error, BaseException) else "")
+            ending.report(report_fd, tracebacks.user_line(error) if isinstance(error, BaseException) else "")
             if self._causes is not None and self._world is not None:
                 self._causes.note(self._world.engine.rank)
         self.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..base import errors
-from ..base.config import Config, cache_directory, given
+from ..base.config import Config, cache_directory, names_of_set
 from ..engine.interface import Engine, Outcome
 from .groups import GroupTable
 from .observe.timeline import Timeline
@@ -30,7 +30,7 @@ _log = logging.getLogger("farandole")
 
 @dataclass
 class Pending:
-    """What a user's handle stands for: submitted requests, and how their outcomes become the result."""
+    """Submitted requests with one user's handle, and how their outcomes become the result."""
 
     handles: list[int]
     finish: Callable[[list[Outcome]], Any]
@@ -102,7 +102,7 @@ class World:
         from .tuning import at_init, live, search  # imported only when tuning is on
 
         hosts = self.session.hosts
-        choices = search.choices(config, len(set(hosts)), given())
+        choices = search.choices(config, len(set(hosts)), names_of_set())
         if config.tune_at_init:
             at_init.tune(engine, config, hosts, choices, cache_directory(config))
         if config.autotune and engine.rank == 0:

@@ -51,16 +51,8 @@ callbacks = [
     ),
     tf.keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=5),
 ]
-history = model.fit(
-    x[mine],
-    y[mine],
-    batch_size=4,
-    epochs=12,
-    initial_epoch=resume_from_epoch,
-    callbacks=callbacks,
-    shuffle=False,
-    verbose=0,
-)
+options = {"batch_size": 4, "epochs": 12, "initial_epoch": resume_from_epoch, "shuffle": False, "verbose": 0}
+history = model.fit(x[mine], y[mine], callbacks=callbacks, **options)
 assert history.epoch[0] == 1 and len(history.epoch) == 6, history.epoch  # stopped early, everywhere
 np.testing.assert_allclose(rates[0], 0.1, rtol=1e-5)
 np.testing.assert_allclose(rates[1:4], [0.1, 0.1, 0.1], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Research code that calls what is behind the face: _allreduce_async with an output of its own, HorovodAllreduce.apply.
+"""Research code that calls internal functions: _allreduce_async with an output of its own, HorovodAllreduce.apply.
 Ends with the numbers of the public functions."""
 
 import torch

@@ -14,8 +14,8 @@ import pytest
 import farandole.base.config as settings
 from farandole.base.config import SETTINGS, Config, MiB
 from farandole.base.setting import Setting
-from farandole.launch.environment import of_place
-from farandole.launch.slots import Place
+from farandole.launch.environment import of_rank
+from farandole.launch.slots import RankNumbers
 
 
 def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
@@ -137,11 +137,13 @@ def test_a_setting_without_effect_warns_even_if_it_asks_for_the_default(logged: 
     assert text.startswith("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect: ")
 
 
-def test_what_our_launchers_set_for_each_rank_is_no_wish_of_the_user(logged: Callable[[], list[str]]) -> None:
-    place = of_place(Place(0, 2, 0, 2, 0, 1, "here"), ("127.0.0.1", 1)) | {"FARANDOLE_RENDEZVOUS": "unix:/somewhere"}
-    settings.warn_of_ignored(place)
+def test_variables_that_our_launchers_set_cause_no_warning(logged: Callable[[], list[str]]) -> None:
+    variables = of_rank(RankNumbers(0, 2, 0, 2, 0, 1, "here"), ("127.0.0.1", 1)) | {
+        "FARANDOLE_RENDEZVOUS": "unix:/somewhere"
+    }
+    settings.warn_of_ignored(variables)
     assert logged() == []
-    settings.warn_of_ignored({**place, "FARANDOLE_CONTROLLER": "gloo"})  # which the launcher makes of a user's own
+    settings.warn_of_ignored({**variables, "FARANDOLE_CONTROLLER": "gloo"})  # which the launcher makes of a user's own
     [text] = logged()
     assert text.startswith("FARANDOLE_CONTROLLER=gloo has no effect: ")
 

@@ -1,6 +1,6 @@
 # The error tree: which code becomes which type, with its data.
 # Touches farandole.base.errors, a header, and a world of one.
-"""errors.py."""
+"""The errors of errors.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_elastic_loop_catches_failures_and_nothing_else() -> None:
     assert str(errors.NotInitialized()).startswith("Horovod has not been initialized; use hvd.init().")
 
 
-def test_an_empty_message_still_says_something() -> None:
+def test_an_error_without_a_message_has_a_text() -> None:
     assert "code 10" in str(errors.translate(10, ""))
 
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_generation_begins_with_horovods_words(code: int) -> None:
 
 
 def test_errors_of_compiled_operations_have_the_texts_of_python() -> None:
-    """Compiled operations of TensorFlow and JAX tell errors without Python."""
+    """Compiled operations of TensorFlow and JAX report errors without Python."""
     header = Path(farandole.__file__).with_name("bindings").joinpath("compiled", "farandole_words.h").read_text()
     joined = re.sub(r'"\s+"', "", header)  # as C++ joins two literals
     assert f'kShutDown = "{errors.OVER}"' in joined

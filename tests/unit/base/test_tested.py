@@ -40,7 +40,7 @@ def test_a_newer_minor_version_is_reported(monkeypatch: pytest.MonkeyPatch, vers
     assert tested.newer_warning("torch", version) == (text if newer else "")
 
 
-def test_the_oldest_releases_are_those_that_pip_is_told() -> None:
+def test_the_oldest_releases_in_the_docs_are_those_of_the_requirements() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     recorded: dict[str, set[tuple[int, int]]] = {}
     for requirement in itertools.chain.from_iterable(extras.values()):

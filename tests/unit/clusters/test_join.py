@@ -22,7 +22,7 @@ from local_ranks import STREAMS, StubEngine, greet, listening
 from waiting import until
 
 from farandole.base.config import Config
-from farandole.clusters import ClusterError, ClusterRank, settle
+from farandole.clusters import ClusterError, ClusterRank, with_numbers
 from farandole.clusters.endpoint import MAX_BYTES, Endpoint, Owner, decode
 from farandole.clusters.join import ClusterJoinError, ClusterSession, given_secret, join_cluster, read_secret
 from farandole.clusters.private import PrivateDirectory, at_home, on_this_host
@@ -55,7 +55,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def attend(environ: dict[str, str], one: ClusterRank, **more: Any) -> ClusterSession:
     config = Config(start_timeout=more.pop("start_timeout", 20.0), tcp_streams=STREAMS, **more)
-    return join_cluster(settle(config, one), one, environ, "")
+    return join_cluster(with_numbers(config, one), one, environ, "")
 
 
 @contextlib.contextmanager

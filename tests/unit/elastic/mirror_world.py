@@ -1,6 +1,6 @@
 # Ranks as threads of one process that take turns, for the tests of the mirror: any rank can die in any collective.
 # Touches farandole.elastic.mirror, whose collectives it replaces.
-"""`Cast(seed).play(...)`: what runs next, who dies and when follows from the seed alone."""
+"""`AllRanks(seed).run(...)`: the seed decides alone what runs next, and which rank dies when."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ module: Any = mirror  # whose imports are replaced
 
 
 class Died(BaseException):
-    """This rank is gone."""
+    """This rank has died."""
 
 
-class Actor:
+class RankThread:
     """A rank's thread. It runs only when it has the turn, and gives it back at every collective."""
 
     def __init__(self, name: int) -> None:
@@ -45,33 +45,33 @@ class Actor:
 class World:
     """One generation."""
 
-    def __init__(self, actors: list[Actor], hosts: list[int]) -> None:
-        self.actors, self.hosts = actors, hosts
+    def __init__(self, rank_threads: list[RankThread], hosts: list[int]) -> None:
+        self.rank_threads, self.hosts = rank_threads, hosts
         self.deposits: dict[int, dict[int, Any]] = {}
         self.revoked = False
-        for rank, actor in enumerate(actors):
-            actor.rank, actor.number, actor.deposited = rank, 0, False
+        for rank, rank_thread in enumerate(rank_threads):
+            rank_thread.rank, rank_thread.number, rank_thread.deposited = rank, 0, False
 
-    def exchange(self, actor: Actor, value: Any) -> list[Any]:
-        """Everybody's values, once all have come; an error when somebody was lost before this rank took them."""
-        actor.pause()
+    def exchange(self, rank_thread: RankThread, value: Any) -> list[Any]:
+        """The values of all ranks, when all have come; an error if a rank was lost before this one took them."""
+        rank_thread.pause()
         if self.revoked:
             raise HorovodInternalError("lost")
-        actor.number += 1
-        own_deposits = self.deposits.setdefault(actor.number, {})
-        own_deposits[actor.rank] = value
-        while len(own_deposits) < len(self.actors):
-            actor.pause()
+        rank_thread.number += 1
+        own_deposits = self.deposits.setdefault(rank_thread.number, {})
+        own_deposits[rank_thread.rank] = value
+        while len(own_deposits) < len(self.rank_threads):
+            rank_thread.pause()
             if self.revoked:
                 raise HorovodInternalError("lost")
-        actor.pause()
+        rank_thread.pause()
         if self.revoked:  # the others may have their results already
             raise HorovodInternalError("lost")
-        return [own_deposits[rank] for rank in range(len(self.actors))]
+        return [own_deposits[rank] for rank in range(len(self.rank_threads))]
 
 
-class Cast:
-    """All ranks there ever are, and the stand-ins for what the mirror calls."""
+class AllRanks:
+    """All ranks of a test, and the functions that replace what the mirror calls."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -83,19 +83,19 @@ class Cast:
         local = self.local
 
         def together(value: Any) -> list[Any]:
-            found: list[Any] = local.world.exchange(local.actor, value)
+            found: list[Any] = local.world.exchange(local.rank_thread, value)
             return found
 
         def alltoall(data: Any, splits: Any, name: str) -> Any:
             ends = np.cumsum(splits)
             pieces = [data[end - count : end] for end, count in zip(ends, splits, strict=True)]
-            received = [pieces[local.actor.rank] for pieces in together(pieces)]
+            received = [pieces[local.rank_thread.rank] for pieces in together(pieces)]
             return np.concatenate(received), np.array([len(one) for one in received])
 
         class Here:
             @property
             def world(self) -> Any:
-                engine = SimpleNamespace(rank=local.actor.rank, size=len(local.world.actors))
+                engine = SimpleNamespace(rank=local.rank_thread.rank, size=len(local.world.rank_threads))
                 return SimpleNamespace(engine=engine, session=SimpleNamespace(hosts=local.world.hosts))
 
         stand_ins: Any = SimpleNamespace(
@@ -112,52 +112,52 @@ class Cast:
 
         return restore
 
-    def newcomer(self) -> Actor:
+    def new_rank(self) -> RankThread:
         self.names += 1
-        return Actor(self.names)
+        return RankThread(self.names)
 
-    def play(
+    def run(
         self,
-        actors: list[Actor],
+        rank_threads: list[RankThread],
         hosts: list[int],
-        part: Callable[[Actor], None],
-        dies: Actor | None,
+        work: Callable[[RankThread], None],
+        dies: RankThread | None,
         may_die: Callable[[], bool],
     ) -> None:
-        """Runs `part(actor)` on all of them, in random turns; `dies` ends somewhere on the way, once it may.
+        """Runs `work(rank_thread)` on all of them, in random turns; `dies` ends somewhere on the way, once it may.
 
-        Some generations end without a death: a newcomer could not be reached, say.
+        Some generations end without a death, for instance because a new rank could not be reached.
         """
-        world = World(actors, hosts)
+        world = World(rank_threads, hosts)
 
-        def body(actor: Actor) -> None:
-            actor.turn.acquire()
-            self.local.world, self.local.actor = world, actor
+        def body(rank_thread: RankThread) -> None:
+            rank_thread.turn.acquire()
+            self.local.world, self.local.rank_thread = world, rank_thread
             try:
-                part(actor)
+                work(rank_thread)
             except BaseException as error:
-                actor.error = error
-            actor.done = True
-            actor.given_back.release()
+                rank_thread.error = error
+            rank_thread.done = True
+            rank_thread.given_back.release()
 
-        for actor in actors:
-            actor.error, actor.done, actor.dies_in = None, False, -1
-        threads = [threading.Thread(target=body, args=(actor,)) for actor in actors]
+        for rank_thread in rank_threads:
+            rank_thread.error, rank_thread.done, rank_thread.dies_in = None, False, -1
+        threads = [threading.Thread(target=body, args=(rank_thread,)) for rank_thread in rank_threads]
         for thread in threads:
             thread.start()
         life = self.draw.randrange(1, 40)
         turns = self.draw.randrange(1, 80) if self.draw.random() < 0.4 else -1
-        while any(not actor.done for actor in actors):
-            actor = self.draw.choice([actor for actor in actors if not actor.done])
-            if actor is dies and may_die():
+        while any(not rank_thread.done for rank_thread in rank_threads):
+            rank_thread = self.draw.choice([rank_thread for rank_thread in rank_threads if not rank_thread.done])
+            if rank_thread is dies and may_die():
                 life -= 1
-                actor.dies_in = max(life, 0)
-            actor.turn.release()
-            actor.given_back.acquire()
+                rank_thread.dies_in = max(life, 0)
+            rank_thread.turn.release()
+            rank_thread.given_back.acquire()
             turns -= 1
             if turns == 0:
                 world.revoked = True
-            if any(one.error is not None for one in actors):
+            if any(one.error is not None for one in rank_threads):
                 world.revoked = world.revoked or self.draw.random() < 0.2  # some get the error later
         for thread in threads:
             thread.join()

@@ -62,7 +62,7 @@ def test_an_internal_error_goes_back() -> None:
     assert state.done == ["sync", "restore", "reset", "on_reset", "sync"] and seen == [0, 0]
 
 
-def test_an_update_goes_on() -> None:
+def test_a_membership_update_calls_the_function_again() -> None:
     state, seen = attempt(HostsUpdatedInterrupt(skip_sync=False), HostsUpdatedInterrupt(skip_sync=True))
     assert state.done == ["sync", "reset", "on_reset", "sync", "reset", "on_reset"] and seen == [0, 1, 2]
 

@@ -34,7 +34,7 @@ def world() -> Iterator[Any]:
         """What the sampler and the loader ask of the runtime; tests change the engine's numbers."""
 
         world = SimpleNamespace(engine=engine)
-        place = SimpleNamespace(virtual_size=0)
+        config = SimpleNamespace(virtual_size=0)
         rank = property(lambda self: engine.rank)
         size = property(lambda self: engine.size)
 

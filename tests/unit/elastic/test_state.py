@@ -131,7 +131,7 @@ def test_a_membership_update_interrupts_and_keeps_the_state(result: HostUpdateRe
     assert caught.value.skip_sync is skip
     state.step = 6
     state.restore()
-    assert state.step == 5 and commits(state) == 1  # it was committed on the way
+    assert state.step == 5 and commits(state) == 1  # the check committed it
     state.check_host_updates()  # and only interrupts once
 
 
@@ -169,9 +169,9 @@ def test_save_callbacks_run_when_ranks_leave(job: None, caplog: pytest.LogCaptur
     state.on_hosts_updated(1, HostUpdateResult.removed)
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
-    assert called == []  # hosts that are gone need nothing saved
+    assert called == []  # nothing is saved for hosts that are already gone
     state.step = 3
-    runtime.notifications.hear(MembershipUpdate(0, 5, 1, 2000))
+    runtime.notifications.add_update(MembershipUpdate(0, 5, 1, 2000))
     with pytest.raises(HostsUpdatedInterrupt):
         state.check_host_updates()
     assert called == [3] and "no disk" in caplog.text

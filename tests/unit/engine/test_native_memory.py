@@ -1,4 +1,4 @@
-# Whose memory the core works on: exports that must last, memory that may not be written, elements of another type.
+# The memory that the core uses: exports that must be kept, memory that may not be written, elements of another type.
 # Touches the native engine in worlds of one, and in worlds whose other rank never comes.
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ class TwoArguments(Exception):
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), TwoArguments("no", 4)], ids=["plain", "two arguments"])
-def test_an_exception_comes_back_as_it_was(error: Exception) -> None:
+def test_an_exception_of_a_rank_is_raised_unchanged(error: Exception) -> None:
     found = calls.unpack_error(1, calls.pack_error(error)).error
     assert type(found) is type(error) and found.args == error.args and vars(found) == vars(error)
     assert isinstance(found.__cause__, calls.RemoteTraceback)
 
 
 @pytest.mark.parametrize("error", [ValueError(threading.Lock()), SystemExit(3)], ids=["a lock", "SystemExit"])
-def test_an_exception_that_cannot_be_sent_comes_back_as_text(error: BaseException) -> None:
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(error: BaseException) -> None:
     found = calls.unpack_error(1, calls.pack_error(error)).error
     assert isinstance(found, RankFailed) and f"rank 1: {type(error).__name__}" in str(found)

@@ -176,7 +176,7 @@ def test_output_that_is_read_slowly_comes_whole() -> None:
 
 
 def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
-    """As nohup has it for SIGHUP, and the shell of a script for SIGINT of what runs in the background."""
+    """nohup ignores SIGHUP, and the shell of a script ignores SIGINT for programs in the background."""
     script = f"echo up; {until_there(tmp_path / 'go')}; echo done"
     start = f'trap "" HUP INT; exec {PYTHON} -m farandole run -np 1 sh -c "$0"'
     with local.start(["sh", "-c", start, script], 1) as job:

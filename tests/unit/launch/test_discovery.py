@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from farandole.launch.discovery import DiscoveryError, Fixed, Hostfile, Script, parse
+from farandole.launch.discovery import DiscoveryError, FixedHosts, Hostfile, Script, parse
 from farandole.launch.hosts import Host
 
 
@@ -33,7 +33,7 @@ def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("echo oops >&2; exit 3", "exit code 3: oops"),
-        ("exit 1", "exit code 1: it said nothing"),
+        ("exit 1", "exit code 1: it printed nothing"),
         ("echo -- -oProxyCommand=x", "line 1"),
         ("echo a:x", "not a number of slots"),
         ("kill -9 $$", "exit code 137"),
@@ -91,5 +91,5 @@ def test_a_hostfile_may_be_edited(tmp_path: Path) -> None:
 
 
 def test_fixed_hosts_and_the_lines_of_a_file() -> None:
-    assert Fixed([Host("a", 1)]).find() == [Host("a", 1)] and Fixed([]).fixed
+    assert FixedHosts([Host("a", 1)]).find() == [Host("a", 1)] and FixedHosts([]).fixed
     assert parse("a:2\n[::1]:3\n", "x", 9) == [Host("a", 2), Host("::1", 3)]

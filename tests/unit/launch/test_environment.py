@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from farandole.base.config import Config
 from farandole.clusters.detection import detect
-from farandole.launch.environment import forwarded, of_place, of_this_host
-from farandole.launch.slots import places
+from farandole.launch.environment import forwarded, of_rank, of_this_host
+from farandole.launch.slots import rank_numbers
 
-MINE = {
+OWN = {
     "PATH": "/bin",
     "WANDB_API_KEY": "k",
     "HOROVOD_CYCLE_TIME": "2",
@@ -24,9 +24,11 @@ MINE = {
 
 def test_environment_variables_of_a_rank() -> None:
     common = {"PATH": "/bin", "WANDB_API_KEY": "k", "HOROVOD_CYCLE_TIME": "2"}
-    assert forwarded(MINE, other_host=True) == common
-    here = {name: MINE[name] for name in ("HOME", "SSH_AUTH_SOCK", "CUDA_VISIBLE_DEVICES")}
-    assert forwarded(MINE, other_host=False) == {**common, **here}, "what describes this host holds for ranks on it"
+    assert forwarded(OWN, other_host=True) == common
+    here = {name: OWN[name] for name in ("HOME", "SSH_AUTH_SOCK", "CUDA_VISIBLE_DEVICES")}
+    assert forwarded(OWN, other_host=False) == {**common, **here}, (
+        "ranks on this host get the variables that describe it"
+    )
 
 
 def test_an_agent_adds_the_variables_of_its_host() -> None:
@@ -35,7 +37,7 @@ def test_an_agent_adds_the_variables_of_its_host() -> None:
 
 
 def test_a_rank_reads_its_numbers_from_the_environment() -> None:
-    found = of_place(places(["a", "a", "b"])[2], ("10.0.0.1", 1234))
+    found = of_rank(rank_numbers(["a", "a", "b"])[2], ("10.0.0.1", 1234))
     config = Config.from_environment(found)
     assert (config.rank, config.size, config.local_rank, config.cross_rank, config.hostname) == (2, 3, 0, 1, "b")
     assert found["RANK"] == found["HOROVOD_RANK"] == "2" and found["LOCAL_WORLD_SIZE"] == "1"

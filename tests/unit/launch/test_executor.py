@@ -20,7 +20,7 @@ from farandole.base.errors import RankFailed
 from farandole.launch import calls, output, ssh
 from farandole.launch.job import Job
 from farandole.launch.plan import Plan
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 from farandole.rendezvous import agent_messages
 
 pytestmark = pytest.mark.ranks
@@ -50,7 +50,7 @@ def test_run_gives_results_in_rank_order_and_shows_output(capfd: pytest.CaptureF
 
 
 class Mine(BaseException):
-    """Of a script."""
+    """A class of a script."""
 
 
 def fail_with(kind: str) -> None:
@@ -122,7 +122,7 @@ def test_an_executor_keeps_state_and_serves_single_ranks() -> None:
         assert [future.result(20) for future in many] == list(range(5, 25)), "in the order they were given"
 
 
-def test_errors_come_with_the_workers_traceback_and_the_workers_stay() -> None:
+def test_errors_have_the_workers_traceback_and_the_workers_keep_running() -> None:
     def work() -> None:
         farandole.init()
         if farandole.rank() == 1:
@@ -404,7 +404,7 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
 
     plan = Plan(
         command=[sys.executable, "-c", PIECE, str(tmp_path)],
-        places=places(["localhost"] * size),
+        numbers=rank_numbers(["localhost"] * size),
         hosts=[""] * size,
         environ={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         directory=os.getcwd(),

@@ -113,7 +113,7 @@ def test_the_files_of_a_new_project(kind: str, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("words", [["mxnet", "x"], ["torch", "--np"], []])
-def test_new_with_wrong_words(words: list[str]) -> None:
+def test_wrong_arguments_of_farandole_new(words: list[str]) -> None:
     assert new.main(words) == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.base.config import Config
-from farandole.launch.slots import places
+from farandole.launch.slots import rank_numbers
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from farandole.launch.slots import places
     ],
 )
 def test_ranks_of_hosts_and_slots(hosts: str, expected: list[tuple[int, int, int, int]]) -> None:
-    found = places(hosts)
+    found = rank_numbers(hosts)
     assert [(p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in found] == expected
     for rank, numbers in enumerate(found):
         config = Config.from_environment(numbers.environment())

@@ -1,6 +1,6 @@
 # The agent's watch over heartbeats: which process is silent, for how long, and for what reasons it is reported.
 # Touches memory files and processes of its own; time is an argument.
-"""`Watcher.look(now)` with a clock of the test."""
+"""`Watcher.check(now)` with a clock of the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.launch.watch import LOOKS, SAVING, StatusPage, Watcher
+from farandole.launch.watch import CHECKS, SAVING, StatusPage, Watcher
 from farandole.rendezvous.agent_messages import RankSilent, WatchRanks
 
 TIMES = WatchRanks(1, heartbeat_ms=500, suspect_ms=2000, evict_ms=5000, give_up_ms=30_000, drain_ms=30_000)
@@ -28,9 +28,9 @@ def watcher() -> Iterator[Watcher]:
 def pass_time(watcher: Watcher, start: float, seconds: float, beating: StatusPage | None = None) -> list[RankSilent]:
     found: list[RankSilent] = []
     for look in range(int(seconds / watcher.pause)):
-        if beating is not None and look % LOOKS == 0:
+        if beating is not None and look % CHECKS == 0:
             beating.value += 1
-        found += watcher.look(start + look * watcher.pause)[1]
+        found += watcher.check(start + look * watcher.pause)[1]
     return found
 
 
@@ -49,7 +49,7 @@ def test_silence_is_reported_at_each_limit_and_its_end(watcher: Watcher) -> None
     assert [(report.rank, round(report.silent_ms, -3)) for report in found] == [(3, 2000), (3, 5000), (3, 30_000)]
     assert all(0 <= report.silent_ms - limit < 300 for report, limit in zip(found, (2000, 5000, 30_000), strict=True))
     word.value += 1
-    assert watcher.look(143.0)[1] == [RankSilent(3, 0, "")]
+    assert watcher.check(143.0)[1] == [RankSilent(3, 0, "")]
 
 
 def test_an_agent_that_was_suspended_restarts_its_timers(watcher: Watcher) -> None:
@@ -79,7 +79,7 @@ def test_the_state_of_a_process_and_a_debugger(watcher: Watcher) -> None:
         try:
             assert traced.stdout.readline() == b"0\n"
             word.value += 1
-            watcher.look(104.0)
+            watcher.check(104.0)
             assert pass_time(watcher, 104.0, 40.0) == []
         finally:
             traced.stdin.close()
@@ -100,12 +100,12 @@ def attach(pid):
 
 
 def test_ranks_can_read_the_time_of_the_launchers_last_sign_of_life(watcher: Watcher) -> None:
-    watcher.heard = 100.0
+    watcher.last_message_at = 100.0
     pass_time(watcher, 100.0, 1.0)
     assert watcher.own.value == 100_000 and not watcher.cut_off
     pass_time(watcher, 101.0, 1.0)
     assert watcher.own.value == 100_000 and watcher.cut_off
-    watcher.heard = 102.5
+    watcher.last_message_at = 102.5
     assert watcher.own.value == 102_500
     pass_time(watcher, 102.0, 1.0)
     assert not watcher.cut_off

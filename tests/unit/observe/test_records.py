@@ -42,7 +42,7 @@ def written(*rows: tuple[int, int, int, str]) -> RecordFile:
     return file
 
 
-def test_a_file_is_read_and_says_what_waits() -> None:
+def test_a_record_file_is_read_and_shows_what_waits() -> None:
     file = written((1025, 300, 0, "grad.1"), (1024, 200, 210, "grad.0"), (1026, 400, 0, "grad.2"))
     try:
         assert file.note_ns == 0 and file.waiting_since() == 300
@@ -60,7 +60,7 @@ def test_a_file_is_read_and_says_what_waits() -> None:
         file.close()
 
 
-def test_nothing_is_read_from_a_file_of_nobody() -> None:
+def test_an_empty_or_short_record_is_none() -> None:
     file = RecordFile()
     try:
         assert records.read(file.bytes()) is None and file.waiting_since() == 0
@@ -79,7 +79,7 @@ def test_a_descriptor_that_is_something_else_is_not_used(tmp_path: Path) -> None
         assert not stacks.offers(os.getpid())
 
 
-def test_the_stacks_of_ranks_become_one_tree() -> None:
+def test_equal_stacks_of_ranks_are_merged_into_one_tree() -> None:
     text = """Thread 0x00000000000000aa (most recent call first):
   File "/a/b/reader.py", line 3 in read
 

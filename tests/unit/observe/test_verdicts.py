@@ -19,7 +19,7 @@ COMPUTES = (Frame("/home/me/train.py", 20, "forward"), Frame("/home/me/train.py"
 
 
 def operation(name: str, ago: float = 6.0, kind: str = "allreduce", group: int = 0, **more: Any) -> Operation:
-    """One that waits; `done=True`: it has ended."""
+    """An operation that waits; `done=True`: it has ended."""
     submitted = NOW - int(ago * SECOND)
     done = submitted + 1000 if more.pop("done", False) else 0
     values: dict[str, Any] = {
@@ -47,7 +47,7 @@ def all_of(*ranks: Facts) -> dict[int, Facts]:
 def test_the_rank_that_computes_is_named_with_its_line() -> None:
     verdict = judge(all_of(facts(0, operation("a")), facts(1, busy=1.0), facts(2, operation("a", 5.5))))
     assert (verdict.kind, verdict.ranks, verdict.operation) == (hangs.NEVER_SUBMITTED, (1,), "a")
-    assert verdict.waiting == (0, 2) and verdict.seconds == 6.0 and verdict.accuses
+    assert verdict.waiting == (0, 2) and verdict.seconds == 6.0 and verdict.names_a_cause
     assert "ranks 0, 2 wait for rank 1 in allreduce 'a' float32 [4] for 6.0 s" in verdict.text
     assert "it computes: me/train.py:20 in forward" in verdict.text
 
@@ -74,7 +74,7 @@ def test_a_receive_waits_for_its_sender() -> None:
     assert (verdict.ranks, verdict.waiting) == ((2,), (0,)) and "receive with rank 2" in verdict.text
 
 
-def test_of_different_operations_most_ranks_are_right() -> None:
+def test_with_different_operations_the_majority_is_right() -> None:
     verdict = judge(all_of(facts(0, operation("c")), facts(1, operation("b")), facts(2, operation("b"))))
     assert (verdict.kind, verdict.ranks, verdict.operation) == (hangs.OTHER_ORDER, (0,), "b")
     assert "rank 0 waits in allreduce 'c'" in verdict.text and "ranks 1-2 wait in allreduce 'b'" in verdict.text
@@ -83,7 +83,7 @@ def test_of_different_operations_most_ranks_are_right() -> None:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_the_order_of_earlier_steps_tells_who_left_out_an_operation(wrong: int) -> None:
     """Also with two ranks, where there is no majority."""
-    before = [operation(name, 20 - place, done=True, number=place) for place, name in enumerate("abcabca")]
+    before = [operation(name, 20 - index, done=True, number=index) for index, name in enumerate("abcabca")]
     both = {0: (0, 1)}
     late, right = operation("c", number=9), operation("b", number=9)
     ranks = [facts(rank, *before, late if rank == wrong else right, groups=both) for rank in range(2)]
@@ -131,24 +131,24 @@ def test_a_loader_that_waits_for_a_lock_is_a_loader() -> None:
     assert verdict.kind == hangs.LOADER
 
 
-def test_a_host_that_does_not_answer_is_lost_and_nobody_else_is_accused() -> None:
+def test_a_host_that_does_not_answer_is_lost_and_no_other_rank_is_named() -> None:
     verdict = judge(all_of(facts(0, operation("a")), facts(1, operation("a"))), lost=(2,))
     assert (verdict.kind, verdict.ranks) == (hangs.LOST, (2,)) and "does not answer" in verdict.text
 
 
-def test_bytes_that_move_accuse_nobody_unless_a_rank_is_stopped_or_a_link_slow() -> None:
+def test_a_running_transfer_gets_no_verdict_unless_a_rank_is_stopped_or_a_link_is_slow() -> None:
     moves = operation("a", ready_ns=NOW - SECOND, begun_ns=NOW - SECOND)
     ranks = all_of(*(facts(rank, moves) for rank in range(3)))
-    assert not judge(ranks).accuses and "bytes are being moved" in judge(ranks).text
+    assert not judge(ranks).names_a_cause and "bytes are being moved" in judge(ranks).text
     link = "the link between rank 0 on a and rank 1 on b is slow: 1.0 MB/s, and sending takes 90% of the time"
     assert judge(ranks, slow=(link,)).kind == hangs.SLOW_LINK
     stopped = {**ranks, 1: facts(1, moves, state="T")}
     assert (judge(stopped).kind, judge(stopped).ranks) == (hangs.STOPPED, (1,))
 
 
-def test_ranks_that_compute_accuse_nobody() -> None:
-    assert not judge(all_of(*(facts(rank, operation("a", done=True)) for rank in range(3)))).accuses
-    assert not judge({}).accuses
+def test_ranks_that_compute_get_no_verdict() -> None:
+    assert not judge(all_of(*(facts(rank, operation("a", done=True)) for rank in range(3)))).names_a_cause
+    assert not judge({}).names_a_cause
 
 
 def test_a_rank_with_an_older_operation_that_it_does_not_wait_for_is_still_a_cause() -> None:

@@ -1,5 +1,5 @@
 # The operations in a world of one, with either engine: results, arguments that are refused, handles, objects, sets.
-# Touches the package's face; what happens between ranks stands in tests/ranks.
+# Touches the package's public functions; tests/ranks has what happens between ranks.
 """ops.py, reductions.py, arrays.py, objects.py, groups.py and basics.py."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def world(engine: str) -> None:
 class TestResults:
     @pytest.mark.parametrize("dtype", TYPES)
     @pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (2, 5)])
-    def test_every_type_and_shape_comes_back(self, dtype: Any, shape: tuple[int, ...]) -> None:
+    def test_every_type_and_shape_is_decoded_as_it_was_encoded(self, dtype: Any, shape: tuple[int, ...]) -> None:
         array = np.ones(shape, dtype=dtype)
         for result in (farandole.allreduce(array, op=farandole.Sum), farandole.broadcast(array, 0)):
             assert result is not array
@@ -84,7 +84,7 @@ class TestResults:
         rows, splits = farandole.synchronize(farandole.alltoall_async(array))
         assert (rows.tolist(), splits.tolist()) == (array.tolist(), [5])
 
-    def test_large_results_stay_good_after_shutdown(self) -> None:
+    def test_large_results_are_unchanged_after_shutdown(self) -> None:
         array = np.arange(1 << 17, dtype=np.int64)
         result = farandole.allgather(array)
         part = result[5:]
@@ -331,7 +331,7 @@ class TestLife:
             with pytest.raises(ValueError, match="comm="):
                 farandole.init(comm=ranks)
 
-    def test_a_size_without_a_meeting_place_is_refused(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_size_without_the_address_of_a_hub_is_refused(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOROVOD_SIZE", "2")
         with pytest.raises(ValueError, match="FARANDOLE_RENDEZVOUS"):
             farandole.init()

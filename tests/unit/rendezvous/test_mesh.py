@@ -236,7 +236,7 @@ def test_missing_ranks_are_named_after_the_timeout() -> None:
                     future.result()
 
 
-def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
+def test_wrong_sizes_ranks_and_versions_are_reported_to_all_ranks() -> None:
     with local_job(3) as job, ThreadPoolExecutor(2) as pool:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"package": "9.9"}, "9.9, the launcher 1.2.3"),

@@ -47,7 +47,7 @@ def test_the_links_of_a_slow_host_are_named_together() -> None:
     assert "(all of them of h1) are slow: 1.3 MB/s" in text
 
 
-def test_a_link_with_nothing_to_compare_it_with() -> None:
+def test_a_link_without_another_to_compare_is_not_named_slow() -> None:
     text = named(2, *[[(0, 1, *SLOW), (1, 0, *SLOW)]] * 3)
     assert text == [
         "the link between rank 0 on h0 and rank 1 on h1 is what the ranks wait for: "

@@ -17,14 +17,14 @@ from farandole.spark.torch.batches import compares_numbers  # noqa: E402
 
 
 class Own(torch.nn.MSELoss):  # type: ignore[misc,name-defined]
-    """Of a user, who may compare as he likes."""
+    """A class of a user, with its own comparison."""
 
     def forward(self, output: Any, label: Any) -> Any:
         return super().forward(output, label.reshape(-1, 1).expand_as(output))
 
 
 class Named(torch.nn.MSELoss):  # type: ignore[misc,name-defined]
-    """Of a user, and torch's in all but its name."""
+    """A class of a user, which does the same as torch's class."""
 
 
 def test_losses_of_torch() -> None:

@@ -127,7 +127,7 @@ def test_an_engine_that_ends_does_not_break_the_file(tmp_path: Path, caplog: pyt
     assert "is missing: gone" in caplog.text
 
 
-def test_a_path_that_cannot_be_written_is_an_error_and_switches_nothing_on(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error_and_starts_no_timeline(tmp_path: Path) -> None:
     tape = Tape()
     with pytest.raises(OSError, match="No such file"):
         Timeline(tape, tmp_path / "nowhere" / "t.json")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farandole.base.config import Config, cache_directory, given
+from farandole.base.config import Config, cache_directory, names_of_set
 from farandole.world.tuning import cache
 from farandole.world.tuning.search import Values
 
@@ -116,4 +116,4 @@ def test_source_and_path_of_a_library() -> None:
     assert cache_directory(Config(cache_directory="/x"), {"XDG_CACHE_HOME": "/y"}) == "/x"
     assert cache_directory(Config(), {"XDG_CACHE_HOME": "/y"}) == "/y/farandole"
     assert cache_directory(Config(), {"XDG_CACHE_HOME": "y"}).endswith("/.cache/farandole")
-    assert given({"HOROVOD_CYCLE_TIME": "1", "FARANDOLE_SPIN_US": " ", "PATH": "/"}) == ["cycle_time"]
+    assert names_of_set({"HOROVOD_CYCLE_TIME": "1", "FARANDOLE_SPIN_US": " ", "PATH": "/"}) == ["cycle_time"]

@@ -91,10 +91,10 @@ class Operations:
 
     def prepare(self) -> None:
         """After init: builds or finds the operations; all ranks agree whether to use them or callbacks."""
-        wanted = getattr(runtime.place, f"{self._framework}_ops")
+        wanted = getattr(runtime.config, f"{self._framework}_ops")
         if runtime.waiting:
             if wanted != "callback":
-                self._failure(runtime.place)  # compiles before the others wait for this rank
+                self._failure(runtime.config)  # compiles before the others wait for this rank
             return
         world = runtime.world
         if self._world is world:
@@ -163,18 +163,18 @@ def _interface(header: Path) -> str:
 
 
 def _compile(command: list[str], links: Sequence[str], path: Path) -> None:
-    fresh = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_suffix(f".{os.getpid()}")
     try:
         done = subprocess.run(
-            [*command, "-o", str(fresh), *links], capture_output=True, text=True, timeout=COMPILE_S, check=False
+            [*command, "-o", str(temporary), *links], capture_output=True, text=True, timeout=COMPILE_S, check=False
         )
         if done.returncode != 0:
             last = [line for line in done.stderr.splitlines() if "error" in line][:1]
             raise RuntimeError(f"the compiler failed: {(last or ['no message'])[0]}")
-        fresh.chmod(0o700)
-        fresh.rename(path)
+        temporary.chmod(0o700)
+        temporary.rename(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _refuse_strangers(path: Path) -> None:

@@ -17,7 +17,7 @@ from . import find, has, of
 
 _COMMITS = "commits of ElasticCallback"
 _NO_ELASTIC = "ElasticCallback raises RuntimeError"
-_LAUNCHER = ("starting ranks, and finding one's place among them", "the class cannot be made: ImportError")
+_LAUNCHER = ("starting ranks, and finding one's rank", "the class cannot be made: ImportError")
 _THREADS = ("the number of threads of each rank", "each uses all cores")
 _PLACEHOLDER = (
     "knowing `fabric.launch()` without a function",
@@ -73,7 +73,7 @@ def _needed(owner: Any, attribute: str, purpose: str) -> Any:
     return getattr(owner, attribute)
 
 
-def look_at(trainer: Any) -> None:
+def check_trainer(trainer: Any) -> None:
     """RuntimeError unless this trainer has all attributes that ElasticCallback needs."""
     _needed(trainer, "_checkpoint_connector", _COMMITS)
     for attribute in ("_should_accumulate", "_combined_loader", "_data_fetcher", "_combined_loader_states_to_load"):

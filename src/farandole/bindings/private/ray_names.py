@@ -19,19 +19,19 @@ _get_train = find("ray.train.v2._internal.execution.train_fn_utils:get_train_fn_
 _set_train = find("ray.train.v2._internal.execution.train_fn_utils:set_train_fn_utils", *_REPORTS)
 
 
-def keep(key: bytes, value: bytes, space: bytes) -> None:
+def store_value(key: bytes, value: bytes, space: bytes) -> None:
     """Stores a value for all processes of the cluster."""
     if _put is not None:
         _put(key, value, overwrite=True, namespace=space)
 
 
-def kept(key: bytes, space: bytes) -> bytes | None:
+def stored_value(key: bytes, space: bytes) -> bytes | None:
     """The stored value, or None."""
     found: bytes | None = None if _get is None else _get(key, namespace=space)
     return found
 
 
-def forget(key: bytes, space: bytes) -> None:
+def delete_value(key: bytes, space: bytes) -> None:
     """Removes the stored value."""
     if _delete is not None:
         _delete(key, namespace=space)

@@ -27,7 +27,7 @@ if _kind is not None:
     of(_kind, "_active_spark_context", *_CONTEXT)
 
 
-def look_at_stages() -> None:
+def look_up_stages() -> None:
     """Looks up the names of estimators and models, whose import takes longer."""
     find("pyspark.ml.param:Params._resetUid", *_UID)
 

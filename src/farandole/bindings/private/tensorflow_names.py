@@ -1,5 +1,5 @@
 # Every private name of TensorFlow and Keras that this package uses, and what happens without it.
-# Touches objects of theirs that it is given.
+# Touches objects of TensorFlow and Keras that its callers pass.
 """Methods of classes are looked up when our class is derived from them; attributes of objects, in the first object.
 
 Methods that the wrapped optimizers of farandole.tensorflow forward are not listed here: the documentation of
@@ -21,12 +21,12 @@ _SUMS = (
 )
 _ACCUMULATED = (
     "telling gradients that are still added up from a Keras optimizer's state",
-    "they count as its state: every rank gets rank 0's with the variables",
+    "they count as its state: rank 0 broadcasts its own with the variables",
 )
 _VARIABLES = ("the variables of a Keras optimizer", "apply() without variables raises RuntimeError: give them to it")
 
 
-def look_at_servers(*kinds: type) -> None:
+def check_servers(*kinds: type) -> None:
     """Looks up the method that ends a server of tf.data's service."""
     for kind in kinds:
         of(kind, "_stop", *_STOP)
@@ -69,6 +69,6 @@ def trainable(ask: Callable[[str], Any]) -> list[Any]:
         raise RuntimeError(text) from None
 
 
-def look_at_variables(optimizer: Any) -> None:
+def check_variables(optimizer: Any) -> None:
     """Warns if the optimizer does not show its variables."""
     has(optimizer, "_trainable_variables", *_VARIABLES)

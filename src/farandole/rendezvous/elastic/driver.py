@@ -218,7 +218,7 @@ class ElasticDriver:
                 later.append(worker.changed + LEFT_SECONDS)
             if worker.leaving is not None and worker.leaving < float("inf"):
                 due.append(worker.leaving)
-            later.append(worker.barred)
+            later.append(worker.excluded_until)
         later += list(state.left_out.values())
         room = len(state.live()) < state.limits.most
         for host in state.hosts.values():
@@ -258,10 +258,10 @@ class ElasticDriver:
         slot = state.slot(worker) if worker is not None else None
         if worker is not None and worker.status is not Status.ENDED and slot is not None and slot.worker is None:
             slot.worker = worker.number  # its slot was given up, but no other worker has been started there
-        if worker is None or worker.status is Status.ENDED or not state.has_place(worker):
+        if worker is None or worker.status is Status.ENDED or not state.may_continue(worker):
             if worker is not None and worker.status is not Status.ENDED:
                 self._dismiss(worker)
-            return [(member, Removed("its place in the job has been taken away or filled")), *self._go_on()]
+            return [(member, Removed("its slot has been taken away or is used by another worker")), *self._go_on()]
         sends: Sends = []
         if worker.member is not None and worker.member != member:
             state.actions.append(Drop(worker.member))
@@ -340,8 +340,8 @@ class ElasticDriver:
     def _dismiss_ready(self) -> Sends:
         sends: Sends = []
         for worker in self.state.workers.values():
-            if worker.status is Status.READY and worker.member is not None and not self.state.has_place(worker):
-                sends.append((worker.member, Removed("its place in the job has been taken away")))
+            if worker.status is Status.READY and worker.member is not None and not self.state.may_continue(worker):
+                sends.append((worker.member, Removed("its slot has been taken away")))
                 self._dismiss(worker)
         return sends
 

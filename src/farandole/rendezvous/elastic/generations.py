@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from farandole.rendezvous.elastic import policy
 from farandole.rendezvous.elastic.members import Drop, Status, Worker
-from farandole.rendezvous.elastic.policy import Candidate, places_of
+from farandole.rendezvous.elastic.policy import Candidate, numbers_of
 from farandole.rendezvous.elastic.state import JobState
 from farandole.rendezvous.messages import Leave, LinkBroken, Lost, MembershipUpdate, Message, Retry
 from farandole.rendezvous.phases import LINK_SECONDS, Phase, Round, RoundFailed, Sends
@@ -48,8 +48,8 @@ class Generations:
             one.hellos[rank] = worker.hello
             self._ranks[worker.member] = (one, rank)
         welcome = one.welcome(self.newest, state.now)
-        places = places_of([(one.hello.host, one.local) for one in state.members if one.hello is not None])
-        return [(one.members[rank], dataclasses.replace(welcome, place=places[rank])) for rank in range(len(order))]
+        numbers = numbers_of([(one.hello.host, one.local) for one in state.members if one.hello is not None])
+        return [(one.members[rank], dataclasses.replace(welcome, numbers=numbers[rank])) for rank in range(len(order))]
 
     def message(self, member: int, message: Message) -> Sends | None:
         """Handles a message of a member. Returns None if nothing changes, for example if its generation has ended."""
@@ -126,13 +126,13 @@ class Generations:
             # Members that have left it already come back by themselves.
             new = [c.worker for c in state.ready() if state.workers[c.worker].generation != one.generation]
             news |= {(number, policy.ADDED) for number in new}
-        fresh = news - self._announced
-        if not fresh:
+        unannounced = news - self._announced
+        if not unannounced:
             return []
-        self._announced |= fresh
+        self._announced |= unannounced
         self._updates += 1
         result = 0
-        for _, kind in fresh:
+        for _, kind in unannounced:
             result |= kind
         saving = [w.leaving - state.now for w in members if w.must_save and w.leaving is not None]
         drain_ms = max(1, round(min(saving) * 1000)) if saving and result & policy.REMOVED else 0
@@ -143,7 +143,7 @@ class Generations:
         state = self._state
         state.runs += 1
         state.last = one.generation
-        state.roster = {worker.rank: worker.number for worker in state.members}
+        state.worker_of_rank = {worker.rank: worker.number for worker in state.members}
         state.commit = one.hellos[0].commit
         self._broken = False
         for worker in state.members:
@@ -182,8 +182,8 @@ class Generations:
         if rank in one.members:
             worker = self._member(one, rank)
             worker.complaints += 1
-            seconds = state.times.barred * 2.0 ** min(worker.complaints - 1, 6)
-            worker.barred = state.now + seconds
+            seconds = state.times.excluded * 2.0 ** min(worker.complaints - 1, 6)
+            worker.excluded_until = state.now + seconds
             text = f"{state.name(worker)} cannot be reached by others: out for {seconds:g} s"
             state.say(text)
         return self._end(one, text)

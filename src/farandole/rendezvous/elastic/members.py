@@ -1,6 +1,6 @@
 # The types of the elastic driver: workers and their status, slots, hosts, and the actions for the launcher.
 # Pure data. Touches rendezvous.messages.
-"""A worker is one process; a slot is its place on a host. Both outlive generations."""
+"""A worker is one process; a slot is the right to run one process on a host. Both outlive generations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Worker:
     changed: float = 0.0  # when its status last changed
     leaving: float | None = None  # its slot is being taken away; it must have left by this time
     must_save: bool = False  # it was asked to save before it leaves, and has not saved yet
-    barred: float = 0.0  # until this time it cannot be a member
+    excluded_until: float = 0.0  # until this time it cannot be a member
     complaints: int = 0  # how often it was excluded because other ranks could not reach it
     dismissed: bool = False  # it was asked to leave, so its end is no failure
     first_rank: int = -1  # the rank in its variables when it started; no other worker gets it while this one runs
@@ -58,7 +58,7 @@ class Worker:
 
 @dataclass
 class Slot:
-    """A place for one process on a host."""
+    """The right to run one process on a host."""
 
     worker: int | None = None
     failures: int = 0
@@ -93,7 +93,7 @@ class Start:
     worker: int
     host: str
     index: int
-    place: Numbers  # for its variables
+    numbers: Numbers  # for its variables
     newcomer: bool  # a generation has run already
 
 

@@ -48,7 +48,7 @@ class Times:
     revoke = _Multiple(2)
     replace = _Multiple(5)  # an evicted rank that stays silent for this long loses its slot to a new process
     # A rank that could not be reached by others waits this long, twice as long each time, before it comes back.
-    barred = _Multiple(7.5)
+    excluded = _Multiple(7.5)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def arrange(candidates: Sequence[Candidate]) -> list[Candidate]:
     holders = [one for one in order if one.rank >= 0] or order
     source = max(holders, key=lambda one: one.commit)  # the first of several
     hosts.sort(key=lambda host: host != source.host)  # stable: the others keep their order
-    place = {host: number for number, host in enumerate(hosts)}
-    return sorted(order, key=lambda one: (place[one.host], one is not source))
+    order_of = {host: number for number, host in enumerate(hosts)}
+    return sorted(order, key=lambda one: (order_of[one.host], one is not source))
 
 
 def loser(complaints: Sequence[tuple[int, int]]) -> int:
@@ -163,14 +163,14 @@ def most_fell_silent(silent: int, watched: int) -> bool:
     return watched > 1 and silent * 2 > watched
 
 
-def places_of(workers: Sequence[tuple[str, int]]) -> list[Numbers]:
+def numbers_of(workers: Sequence[tuple[str, int]]) -> list[Numbers]:
     """(rank, size, local rank, local size, cross rank, cross size) of each, by its host and its number there.
 
     A worker chose its device by its number, so it keeps the number while others join and leave. The numbers may have
     gaps, and the local size is one more than the largest. A worker whose number is taken on its host gets the lowest
     free one.
 
-    >>> places_of([("a", 1), ("a", 3), ("b", 1)])
+    >>> numbers_of([("a", 1), ("a", 3), ("b", 1)])
     [(0, 3, 1, 4, 0, 2), (1, 3, 3, 4, 0, 1), (2, 3, 1, 2, 1, 2)]
     """
     on: dict[str, dict[int, int]] = {}  # host -> local number -> rank

@@ -9,7 +9,7 @@ from collections import Counter
 
 from farandole.rendezvous.elastic import policy
 from farandole.rendezvous.elastic.members import Numbers, Slot, Start, Status, Worker
-from farandole.rendezvous.elastic.policy import places_of
+from farandole.rendezvous.elastic.policy import numbers_of
 from farandole.rendezvous.elastic.state import JobState
 
 
@@ -54,9 +54,9 @@ class Slots:
         new = self._new_workers(state.limits.most - len(state.live()))
         for one in new:
             one.first_rank = self._free_rank()
-        # When all are known, so that each hears how many they are.
+        # When all are known, so that each is told their number.
         for one in new:
-            state.actions.append(Start(one.number, one.host, one.index, self._first_place(one), state.runs > 0))
+            state.actions.append(Start(one.number, one.host, one.index, self._first_numbers(one), state.runs > 0))
 
     def _new_workers(self, room: int) -> list[Worker]:
         """A worker for each free slot, as many as there is room for."""
@@ -89,12 +89,12 @@ class Slots:
             return max(taken, default=-1) + 1
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
-    def _first_place(self, worker: Worker) -> Numbers:
-        """The place in its variables when it starts. It gets its place in a generation when it joins."""
+    def _first_numbers(self, worker: Worker) -> Numbers:
+        """The numbers in its variables when it starts. It gets those of a generation when it joins."""
         state = self._state
         live = state.live()
-        place = places_of([(one.host, one.local) for one in live])[live.index(worker)]
-        return (worker.first_rank, max(len(live), worker.first_rank + 1), *place[2:])
+        numbers = numbers_of([(one.host, one.local) for one in live])[live.index(worker)]
+        return (worker.first_rank, max(len(live), worker.first_rank + 1), *numbers[2:])
 
     def count_failure(self, worker: Worker, slot: Slot | None, from_outside: bool) -> None:
         """A worker has failed: its slot or its host waits, or gets no new worker. `slot`: None if it had lost it."""

@@ -18,13 +18,15 @@ class JobState:
     times: Times = field(default_factory=Times)
     hosts: dict[str, Host] = field(default_factory=dict)  # in order of seniority
     workers: dict[int, Worker] = field(default_factory=dict)
-    left_out: dict[str, float] = field(default_factory=dict)  # hosts where a rank failed, until when; inf: for good
+    left_out: dict[str, float] = field(
+        default_factory=dict
+    )  # hosts where a rank failed, until when; inf: for the whole job
     actions: list[Action] = field(default_factory=list)  # what the launcher must do
     now: float = 0.0
     runs: int = 0  # generations that have run
     last: int = 0  # the newest generation that has run
     commit: int = 0  # the number of its last commit when it began
-    roster: dict[int, int] = field(default_factory=dict)  # its ranks, and their workers
+    worker_of_rank: dict[int, int] = field(default_factory=dict)  # in that generation
     finishing: bool = False  # a worker has ended with code 0: no other worker is started
     drained: bool = False  # a host had to leave
     early: str = ""  # a worker ended with code 0 before the first generation began
@@ -49,15 +51,15 @@ class JobState:
         return f"{who} ({pid}on {worker.host})"
 
     def usable(self, host: Host) -> bool:
-        """Whether ranks may be started there and stay there."""
+        """Whether ranks may start and run on this host."""
         return host.usable and host.name not in self.left_out
 
-    def has_place(self, worker: Worker) -> bool:
-        """Whether it may be in the next generation."""
+    def may_continue(self, worker: Worker) -> bool:
+        """Whether this worker may be in the next generation."""
         if worker.dismissed or (worker.leaving is not None and not self.stays(worker)):
             return False
         if self.finishing and worker.generation == 0:
-            return False  # the others are at the end
+            return False  # the other workers have finished
         return self.own_slot(worker) is not None
 
     def slot(self, worker: Worker) -> Slot | None:
@@ -71,7 +73,7 @@ class JobState:
         return slot if slot is not None and slot.worker == worker.number else None
 
     def live(self) -> list[Worker]:
-        """Those that count against the largest world."""
+        """The workers that count towards the largest number of workers."""
         return [
             one
             for one in self.workers.values()
@@ -79,14 +81,14 @@ class JobState:
         ]
 
     def ready(self) -> list[Candidate]:
-        """Those that may be in a generation that begins now."""
+        """The workers that may be in a generation that begins now."""
         return [
             Candidate(one.number, one.host, one.hello.commit, one.rank if self.holds(one) else -1)
             for one in self.workers.values()
             if one.status is Status.READY
             and one.hello is not None
             and (one.leaving is None or self.stays(one))
-            and one.barred <= self.now
+            and one.excluded_until <= self.now
             and self.hosts[one.host].up
         ]
 

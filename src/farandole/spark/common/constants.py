@@ -1,6 +1,6 @@
 # Constants of horovod.spark.common.constants, for programs that import them.
 # Touches nothing.
-"""Names of formats and limits of Horovod's readers; ours have neither."""
+"""Names of formats and limits of Horovod's readers. Farandole's readers use none of them."""
 
 PETASTORM_HDFS_DRIVER = "libhdfs"
 METRIC_PRINT_FREQUENCY = 100

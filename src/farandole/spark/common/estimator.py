@@ -102,8 +102,8 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
         ]
 
     def _seed(self) -> int:
-        given = self.getOrDefault("random_seed")
-        return secrets.randbits(31) if given is None else int(given) & 0x7FFFFFFF
+        seed = self.getOrDefault("random_seed")
+        return secrets.randbits(31) if seed is None else int(seed) & 0x7FFFFFFF
 
     def _begin(self) -> tuple[Backend, AbstractFilesystemStore]:
         """Checks everything that can be checked before the data is read."""
@@ -176,12 +176,12 @@ def inspect_or_empty(store: AbstractFilesystemStore, path: str, names: list[str]
     return inspect(store, path, names)
 
 
-def row_shape(shapes: Any, place: int, column: Column) -> tuple[int, ...] | None:
+def row_shape(shapes: Any, index: int, column: Column) -> tuple[int, ...] | None:
     """The shape of one row's label as a loss gets it; None if the shape of the batch does not show it."""
-    given = None if shapes is None else tuple(shapes[place])
-    if given is None:
+    shape = None if shapes is None else tuple(shapes[index])
+    if shape is None:
         return column.shape
-    return given[1:] if given[:1] == (-1,) and -1 not in given[1:] else None
+    return shape[1:] if shape[:1] == (-1,) and -1 not in shape[1:] else None
 
 
 def check_labels(

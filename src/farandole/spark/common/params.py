@@ -176,5 +176,5 @@ class ModelParams(Declared):
 
     def getOutputCols(self) -> list[str]:
         """The columns of predictions."""
-        given = self.getOrDefault("output_cols")
-        return list(given or [f"{name}__output" for name in self.getOrDefault("label_columns") or []])
+        columns = self.getOrDefault("output_cols")
+        return list(columns or [f"{name}__output" for name in self.getOrDefault("label_columns") or []])

@@ -24,7 +24,7 @@ RAW = "object"  # what a column of texts or bytes is in NumPy: for transformatio
 
 
 class DataError(ValueError):
-    """The data is not what the estimator was told, or cannot be trained on."""
+    """The data is not what the estimator expects, or cannot be used for training."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _describe(found: Any, name: str, nulls: int) -> Column:
     kind = found.schema.field(name).type
     shape: tuple[int, ...] = ()
     if _is_vector(kind):
-        # A vector has its size beside it when it is sparse, and a null in that field when it is not.
+        # The field `size` is the size of a sparse vector, and null for a dense one.
         vector = _first(found, name)
         size = vector["size"] if vector["type"] == 0 else len(vector["values"])
         return Column(name, "float64", (int(size),), 0)
@@ -183,7 +183,7 @@ def not_numbers(name: str, kind: str) -> str:
 
 
 def _first(found: Any, name: str) -> Any:
-    """The first value that is none of null."""
+    """The first value that is not null."""
     for batch in found.to_batches(columns=[name], batch_size=1024, filter=pads.field(name).is_valid()):
         if batch.num_rows:
             return batch.column(0)[0].as_py()
@@ -209,7 +209,7 @@ def load(fs: Any, piece: Piece, columns: Sequence[Column]) -> Columns:
 def decode(values: Any, column: Column) -> Array:
     """A column of Arrow as an array of one value per row; nulls become NaN."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if isinstance(array, pa.ChunkedArray):  # of no rows
+    if isinstance(array, pa.ChunkedArray):  # it has no rows
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     made = _vectors(array, column) if _is_vector(array.type) else _values(array, column, column.shape)
     return np.ascontiguousarray(made, dtype=column.dtype)

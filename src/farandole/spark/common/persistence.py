@@ -13,7 +13,7 @@ from ...bindings.private import spark_names
 from ...launch.calls import pack as serialize
 from ...launch.calls import unpack as deserialize
 
-spark_names.look_at_stages()
+spark_names.look_up_stages()
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
 
 

@@ -23,7 +23,7 @@ Transformation = Callable[[Columns], Columns]
 
 @dataclass(frozen=True)
 class Window:
-    """Row groups whose rows are shuffled together; `start` is the first row's place in the epoch."""
+    """Row groups whose rows are shuffled together; `start` is the first row's position in the epoch."""
 
     number: int
     start: int
@@ -62,7 +62,7 @@ class Reader:
 
     @property
     def share(self) -> range:
-        """This rank's places in the order of an epoch."""
+        """This rank's positions in the order of an epoch."""
         rows = self.dataset.rows
         return range(self.rank * rows // self.size, (self.rank + 1) * rows // self.size)
 
@@ -74,14 +74,14 @@ class Reader:
         """One pass over the data, in its order."""
         pieces: Sequence[Piece] = self.dataset.pieces
         if self.shuffle:
-            pieces = [pieces[place] for place in np.random.default_rng([self.seed, turn]).permutation(len(pieces))]
+            pieces = [pieces[index] for index in np.random.default_rng([self.seed, turn]).permutation(len(pieces))]
         made: list[Window] = []
         group: list[Piece] = []
         start = 0
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             group.append(piece)
-            ends = place + 1 == len(pieces)
-            if ends or sum(one.size for one in group) + pieces[place + 1].size > self.window_bytes:
+            ends = index + 1 == len(pieces)
+            if ends or sum(one.size for one in group) + pieces[index + 1].size > self.window_bytes:
                 rows = sum(one.rows for one in group)
                 made.append(Window(len(made), start, rows, tuple(group)))
                 start += rows

@@ -1,6 +1,6 @@
 # Stores for prepared data, checkpoints and logs of estimators, on this machine or at any URL of fsspec.
 # Touches fsspec and, for data sets, pyarrow; does not use Spark and starts nothing.
-"""`Store.create(prefix_path)` chooses the class. Driver, executors and ranks must all reach the same place."""
+"""`Store.create(prefix_path)` chooses the class. Driver, executors and ranks must all reach the same storage."""
 
 from __future__ import annotations
 
@@ -294,8 +294,8 @@ class HDFSStore(AbstractFilesystemStore):
     ) -> None:
         if driver != "libhdfs":
             raise StoreError(f"driver={driver!r}: pyarrow supports only libhdfs")
-        given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
-        options = {name: value for name, value in given.items() if value is not None}
+        arguments = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
+        options = {name: value for name, value in arguments.items() if value is not None}
         super().__init__(prefix_path, storage_options={**options, **(storage_options or {})}, **kwargs)
         try:
             _ = self.fs

@@ -17,8 +17,8 @@ Batch = dict[str, torch.Tensor]
 
 
 def _columns(part: Any) -> dict[str, Any]:
-    given = part._asdict() if hasattr(part, "_asdict") else part
-    return {name: np.asarray(values) for name, values in given.items()}
+    columns = part._asdict() if hasattr(part, "_asdict") else part
+    return {name: np.asarray(values) for name, values in columns.items()}
 
 
 def _rows(columns: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
-# The face of Spark's estimator for Keras.
+# The public names of Spark's estimator for Keras.
 # Only re-exports names.
-"""Stands where a script has `horovod.spark.keras`."""
+"""Replaces `horovod.spark.keras` in scripts."""
 
 from __future__ import annotations
 

@@ -99,11 +99,11 @@ def _compiled(task: Task, held: dict[str, Any], library: str) -> Any:
     custom, options = held["custom_objects"], task.options
     with keras.saving.custom_object_scope(custom or {}):
         model = models.unpacked(held["model"], custom, library)
-        given = held["optimizer"]
+        optimizer = held["optimizer"]
         optimizer = (
-            keras.optimizers.get(given)
-            if isinstance(given, str)
-            else keras.optimizers.deserialize(given, custom_objects=custom)
+            keras.optimizers.get(optimizer)
+            if isinstance(optimizer, str)
+            else keras.optimizers.deserialize(optimizer, custom_objects=custom)
         )
     optimizer = hvd.DistributedOptimizer(
         optimizer,

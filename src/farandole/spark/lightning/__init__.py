@@ -1,6 +1,6 @@
-# The face of Spark's estimator for Lightning.
+# The public names of Spark's estimator for Lightning.
 # Re-exports alone; Horovod calls both classes as those for plain PyTorch.
-"""Stands where a script has `horovod.spark.lightning`."""
+"""Replaces `horovod.spark.lightning` in scripts."""
 
 from __future__ import annotations
 

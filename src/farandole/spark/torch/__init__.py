@@ -1,6 +1,6 @@
-# The face of Spark's estimator for PyTorch.
+# The public names of Spark's estimator for PyTorch.
 # Only re-exports names.
-"""Stands where a script has `horovod.spark.torch`."""
+"""Replaces `horovod.spark.torch` in scripts."""
 
 from __future__ import annotations
 

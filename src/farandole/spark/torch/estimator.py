@@ -47,10 +47,10 @@ class TorchEstimator(HorovodEstimator):
         if (loss is None) == (makers is None):
             raise ValueError("TorchEstimator needs loss or loss_constructors, and not both")
         for name, count in (("loss", loss), ("loss_constructors", makers), ("loss_weights", None)):
-            given = self.getOrDefault(name) if name == "loss_weights" else count
-            if given is not None and len(batches.as_list(given)) != len(self.getOrDefault("label_cols")):
+            value = self.getOrDefault(name) if name == "loss_weights" else count
+            if value is not None and len(batches.as_list(value)) != len(self.getOrDefault("label_cols")):
                 labels = len(self.getOrDefault("label_cols"))
-                raise ValueError(f"{name} has {len(batches.as_list(given))} entries for {labels} label columns")
+                raise ValueError(f"{name} has {len(batches.as_list(value))} entries for {labels} label columns")
 
     def _double(self) -> bool:
         return bool(batches.number_type(self.getOrDefault("model")) == torch.float64)
@@ -76,8 +76,8 @@ class TorchEstimator(HorovodEstimator):
         """The losses, one for each label; none if the user's own step computes the loss."""
         if self.getOrDefault("train_minibatch_fn") is not None:
             return []
-        given = self.getOrDefault("loss")
-        return batches.as_list(self.getOrDefault("loss_constructors") if given is None else given)
+        losses = self.getOrDefault("loss")
+        return batches.as_list(self.getOrDefault("loss_constructors") if losses is None else losses)
 
     def _payload(self) -> bytes:
         names = ("model", "optimizer", "loss", "loss_constructors", "metrics")

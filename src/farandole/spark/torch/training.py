@@ -31,7 +31,7 @@ class Losses:
         self._weights = task.options["loss_weights"] or [1.0] * len(losses)
 
     def __call__(self, outputs: Any, labels: Sequence[torch.Tensor], sample_weights: Any = None) -> torch.Tensor:
-        """Their weighted sum; with weights of samples, the weighted mean of theirs."""
+        """The weighted sum of the losses; with weights of samples, each loss is the weighted mean over its samples."""
         total = torch.zeros(())
         for loss, weight, output, label in zip(self._losses, self._weights, as_list(outputs), labels, strict=True):
             one = loss(output, label) if sample_weights is None else _weighted(loss, output, label, sample_weights)

@@ -49,7 +49,7 @@ struct World {
   int rank = 0, size = 0;
   const farandole_functions* core = nullptr;
   std::int64_t queue = 0;  // of completions, of this engine, for these nodes alone
-  std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> pending;  // by handle; the tensor's place
+  std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> pending;  // by handle; the index of the tensor
 };
 
 World& world() {
@@ -80,11 +80,11 @@ absl::Status failure(int code, const std::string& message) {
   return absl::UnknownError(words);
 }
 
-absl::Status take_received(Step& step, size_t place, const farandole_outcome& outcome) {
+absl::Status take_received(Step& step, size_t index, const farandole_outcome& outcome) {
   TensorShape shape;
   for (int i = 0; i < outcome.dimensions; ++i) shape.AddDim(outcome.shape[i]);
   Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(step.context->allocate_output(static_cast<int>(place), shape, &output));
+  TF_RETURN_IF_ERROR(step.context->allocate_output(static_cast<int>(index), shape, &output));
   if (outcome.output_bytes > 0) std::memcpy(output->data(), outcome.output, outcome.output_bytes);
   if (step.kind != kAlltoall) return absl::OkStatus();
   Tensor* splits = nullptr;
@@ -104,13 +104,13 @@ void finish(const std::shared_ptr<Step>& step) {
 
 void complete(std::int64_t handle, farandole_engine* engine, const farandole_functions& core) {
   std::shared_ptr<Step> step;
-  size_t place = 0;
+  size_t index = 0;
   {
     std::lock_guard lock(world().mutex);
     auto found = world().pending.find(handle);
     if (found == world().pending.end()) return;  // of an engine that has ended
     step = found->second.first;
-    place = found->second.second;
+    index = found->second.second;
     world().pending.erase(found);
   }
   farandole_outcome outcome{};
@@ -120,7 +120,7 @@ void complete(std::int64_t handle, farandole_engine* engine, const farandole_fun
   else if (outcome.code != 0)
     status = failure(outcome.code, outcome.message);
   else if (step->kind == kAllgather || step->kind == kAlltoall)
-    status = take_received(*step, place, outcome);
+    status = take_received(*step, index, outcome);
   core.release(engine, handle);
   if (!status.ok() && step->status.ok()) step->status = status;
   if (--step->left == 0) finish(step);  // one thread completes, so that nobody else counts
@@ -210,34 +210,34 @@ class Collective : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status allocate(OpKernelContext& context, int place, const Tensor& input, Tensor** output) const {
+  absl::Status allocate(OpKernelContext& context, int index, const Tensor& input, Tensor** output) const {
     if (kind_ == kAllgather || kind_ == kAlltoall) return absl::OkStatus();  // the core allocates
     TensorShape shape = input.shape();
     // A gradient that nobody else will read becomes its own result.
-    if (kind_ != kReducescatter) return context.forward_input_or_allocate_output({place + 1}, place, shape, output);
+    if (kind_ != kReducescatter) return context.forward_input_or_allocate_output({index + 1}, index, shape, output);
     const std::int64_t rows = shape.dim_size(0), members = size(), own = index();
     shape.set_dim(0, rows / members + (own < rows % members ? 1 : 0));
-    return context.allocate_output(place, shape, output);
+    return context.allocate_output(index, shape, output);
   }
 
   // Rows for each member; rows beyond their sum go nowhere.
   absl::Status read_splits(OpKernelContext& context, const Tensor& input, std::vector<std::int64_t>& splits,
                            std::vector<std::int64_t>& shape) const {
     const std::int64_t rows = input.dim_size(0), members = size();
-    const Tensor& given = context.input(2);
-    if (given.NumElements() == 1 && given.dims() == 0) {  // none were given
+    const Tensor& splits_input = context.input(2);
+    if (splits_input.NumElements() == 1 && splits_input.dims() == 0) {  // none were given
       if (rows % members != 0)
         return failure(2, "alltoall without splits: " + std::to_string(rows) + " rows cannot be divided evenly among " +
                               std::to_string(members) + " ranks");
       splits.assign(members, rows / members);
       return absl::OkStatus();
     }
-    if (given.dims() != 1 || given.NumElements() != members)
-      return failure(2, "splits has " + std::to_string(given.NumElements()) + " entries, but the process set has " +
+    if (splits_input.dims() != 1 || splits_input.NumElements() != members)
+      return failure(2, "splits has " + std::to_string(splits_input.NumElements()) + " entries, but the process set has " +
                             std::to_string(members) + " ranks");
     std::int64_t sum = 0;
     for (std::int64_t i = 0; i < members; ++i) {
-      splits.push_back(given.flat<std::int64_t>()(i));
+      splits.push_back(splits_input.flat<std::int64_t>()(i));
       if (splits.back() < 0) return failure(2, "splits: a number of rows cannot be negative");
       sum += splits.back();
     }

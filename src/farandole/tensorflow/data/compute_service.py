@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...bindings.private.tensorflow_names import look_at_servers, stop_server
+from ...bindings.private.tensorflow_names import check_servers, stop_server
 from ...operations.ops import barrier
 from ...rendezvous import interfaces
 from ...rendezvous.key_value import KeyValueClient, KeyValueServer
@@ -28,7 +28,7 @@ SIDES = ("compute", "training")
 HEARTBEAT_MS = 1000
 LONG_S = 3600.0
 _shared = itertools.count(1)
-look_at_servers(tf.data.experimental.service.DispatchServer, tf.data.experimental.service.WorkerServer)
+check_servers(tf.data.experimental.service.DispatchServer, tf.data.experimental.service.WorkerServer)
 
 
 class ComputeService:
@@ -54,9 +54,9 @@ class ComputeClient:
     """The messages between the parts of a data service."""
 
     def __init__(self, addresses: dict[str, list[tuple[str, int]]], key: bytes) -> None:
-        places = [(host, port) for places in addresses.values() for host, port in places]
+        known = [(host, port) for found in addresses.values() for host, port in found]
         # Loopback comes last: on another host, another program may listen there.
-        self._client = KeyValueClient(sorted(places, key=lambda place: place[0].startswith("127.")), key)
+        self._client = KeyValueClient(sorted(known, key=lambda address: address[0].startswith("127.")), key)
 
     def register_dispatcher(self, dispatcher_id: int, address: str) -> None:
         """Registers the address of a running dispatcher."""
@@ -118,16 +118,16 @@ class TfDataServiceConfig:
     def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
         """The opposite of `to_dict`."""
         found = TfDataServiceConfig(**{**config, "key": base64.b64decode(config["key"])})
-        places = {name: [(str(host), int(port)) for host, port in rows] for name, rows in found.addresses.items()}
-        return replace(found, addresses=places)
+        known = {name: [(str(host), int(port)) for host, port in rows] for name, rows in found.addresses.items()}
+        return replace(found, addresses=known)
 
     def write(self, filename: str) -> None:
         """Writes it to a file that only this user can read, because it contains the key."""
         folder = os.path.dirname(os.path.abspath(filename))
-        handle, fresh = tempfile.mkstemp(dir=folder)  # mode 0600
+        handle, temporary = tempfile.mkstemp(dir=folder)  # mode 0600
         with os.fdopen(handle, "w") as file:
             json.dump(self.to_dict(), file)
-        os.replace(fresh, filename)
+        os.replace(temporary, filename)
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
@@ -140,9 +140,9 @@ class TfDataServiceConfig:
 
 def _own_address(config: TfDataServiceConfig) -> str:
     """The address at which other processes of the service reach this host."""
-    places = [place for rows in config.addresses.values() for place in rows]
-    outside = [place for place in places if not place[0].startswith("127.")]
-    return interfaces.source_address(*(outside or places)[0])
+    addresses = [address for rows in config.addresses.values() for address in rows]
+    outside = [address for address in addresses if not address[0].startswith("127.")]
+    return interfaces.source_address(*(outside or addresses)[0])
 
 
 @contextlib.contextmanager

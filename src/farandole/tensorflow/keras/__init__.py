@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from ...bindings import face as _face
-from ...bindings.face import *  # noqa: F403 - the names of every binding
+from ...bindings import common_names as _common
+from ...bindings.common_names import *  # noqa: F403 - the names of every binding
 from ...keras.values import allgather, broadcast, reducescatter
 from ...world.basics import shutdown
 from ..compression import Compression
@@ -40,4 +40,4 @@ __all__ = [
     "rocm_built",
     "shutdown",
 ]
-__all__ += _face.__all__
+__all__ += _common.__all__

@@ -41,12 +41,8 @@ class BestModelCheckpoint(bodies.SavesOnRoot, _Checkpoint):  # type: ignore[misc
         save_freq: Any = "epoch",
         filepath: str = "",
     ) -> None:
+        filepath = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
-            filepath or ("best.weights.h5" if save_weights_only else "best.keras"),
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
+            filepath, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=save_weights_only,
+            mode=mode, save_freq=save_freq,
+        )  # fmt: skip

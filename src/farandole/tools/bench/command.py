@@ -1,4 +1,4 @@
-"""`python -m farandole.tools.bench`: measures everything, or the parts that are named, beside its peers.
+"""`python -m farandole.tools.bench`: measures everything, or the named parts, and compares it with other libraries.
 Starts processes through processes.py; writes what --json and --plots name, and a temporary folder."""
 
 from __future__ import annotations
@@ -89,18 +89,18 @@ def read(path: Path, facts: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def baseline(place: Path, facts: dict[str, Any]) -> compare.Baseline | None:
+def baseline(path: Path, facts: dict[str, Any]) -> compare.Baseline | None:
     """The run to compare with: a file, or of a folder the file of this kind of machine; None where there is none."""
-    path = place / f"{compare.kind_of(facts)}.json" if place.is_dir() else place
-    if place.is_dir() and not path.exists():
+    file = path / f"{compare.kind_of(facts)}.json" if path.is_dir() else path
+    if not file.exists() and path.is_dir():
         return None
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(file.read_text())
         if found["format"] == FORMAT:
-            return compare.Baseline(path, compare.kind_of(found["machine"]), found["rows"])
+            return compare.Baseline(file, compare.kind_of(found["machine"]), found["rows"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Failed(f"--compare {path}: expected a file that --json wrote, or a folder of them: {error}") from None
-    raise Failed(f"--compare {path}: has format {found['format']}, expected {FORMAT}; measure it again")
+        raise Failed(f"--compare {file}: expected a file that --json wrote, or a folder of them: {error}") from None
+    raise Failed(f"--compare {file}: has format {found['format']}, expected {FORMAT}; measure it again")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -145,11 +145,11 @@ def show(rows: Sequence[Row], facts: dict[str, Any], plots: Path | None) -> None
             say(f"drew {path.name}")
 
 
-def comparison(rows: Sequence[Row], facts: dict[str, Any], place: Path, strict: bool) -> int:
+def comparison(rows: Sequence[Row], facts: dict[str, Any], path: Path, strict: bool) -> int:
     """Says what became slower; the exit code."""
-    kind, before = compare.kind_of(facts), baseline(place, facts)
+    kind, before = compare.kind_of(facts), baseline(path, facts)
     if before is None:
-        print("\n" + compare.missing(place, kind), flush=True)
+        print("\n" + compare.missing(path, kind), flush=True)
         return 1 if strict else 0
     found = list(compare.changes(before.rows, rows))
     print("\n" + compare.verdict(found, before, kind), flush=True)
@@ -167,7 +167,7 @@ def drawn(source: Path, options: argparse.Namespace) -> int:
 def measured(parts: Sequence[str], what: Plan, facts: dict[str, Any], options: argparse.Namespace) -> int:
     """Measures, shows and compares; the exit code."""
     if options.compare:
-        baseline(options.compare, facts)  # a wrong path is told before an hour of measuring
+        baseline(options.compare, facts)  # a wrong path must fail before an hour of measuring
     before = read(options.json, facts) if options.json else []
     rows: list[Row] = []
     for row in run(parts, what, options.peer_python):
@@ -203,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> int:
         say("--ranks: at least 1, and 2 for a collective")
         return 2
     if options.repeats < 7 and not options.quick:
-        say("fewer than 7 repeats are good for a look, not for a claim")
+        say("fewer than 7 repeats give an impression, not a result to publish")
     facts = machine.facts()
     if options.quick:
         what = plan.quick(ranks, facts["cores"])

@@ -42,7 +42,7 @@ def kind_of(facts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One of our values beside a peer's, in two runs. A ratio is our value in units of the peer's: less is better."""
+    """One of our values and another library's, in two runs. A ratio is our value divided by theirs: less is better."""
 
     row: Row
     ours: str
@@ -145,11 +145,11 @@ class Baseline:
     rows: list[Row]
 
 
-def missing(place: Path, kind: str) -> str:
+def missing(folder: Path, kind: str) -> str:
     """The text when there is no run to compare with."""
-    path = shlex.quote(f"{place / kind}.json")
+    path = shlex.quote(f"{folder / kind}.json")
     return (
-        f"nothing to compare with: {place} has no run of this kind of machine ({kind}).\n"
+        f"nothing to compare with: {folder} has no run of this kind of machine ({kind}).\n"
         f"To make one, on a quiet machine: python -m farandole.tools.bench --json {path}"
     )
 

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces, joined by links of a set rate: an allreduce between them beside plain TCP streams.
+"""Hosts in network namespaces, joined by links of a set rate: an allreduce between them, and plain TCP.
 Needs root, `ip`, `tc`, `unshare` and `nsenter`. The kernel removes the namespaces when their processes end."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...launch.slots import places
+from ...launch.slots import rank_numbers
 from ...rendezvous.secret import Secret
 from . import processes
 from .measure import Contender, race
@@ -103,15 +103,15 @@ def ours(pools_by_size: RankPools, hosts: Hosts, per_host: int, algorithm: str) 
         while not (address := hub.printed()) and not hub.ended() and time.monotonic() < deadline:
             time.sleep(0.01)
         found = [hub]
-        for place in places(names):
+        for one in rank_numbers(names):
             more = {
-                **place.environment(),
+                **one.environment(),
                 "FARANDOLE_RENDEZVOUS": address,
                 "FARANDOLE_SECRET_FD": str(descriptor),
                 "FARANDOLE_ALLREDUCE_ALGORITHM": algorithm,
             }
-            command = hosts.inside(place.rank // per_host, [PYTHON, *RANK, "horovod", str(folder), "--module", module])
-            found.insert(-1, Process(command, folder / f"said.{place.rank}", more, descriptor))
+            command = hosts.inside(one.rank // per_host, [PYTHON, *RANK, "horovod", str(folder), "--module", module])
+            found.insert(-1, Process(command, folder / f"said.{one.rank}", more, descriptor))
         return found  # the hub must end last
 
     try:

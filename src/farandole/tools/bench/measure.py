@@ -89,7 +89,7 @@ def collectives(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
 
 
 def crowd(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
-    """Twice as many ranks as cores, beside as many as cores (at least two)."""
+    """Twice as many ranks as cores, compared with as many as cores (at least two)."""
     fit = max(2, plan.cores)
     with pools_by_size.pools(2 * fit, ["farandole", "gloo"]) as pools:
         fitting = pools_by_size.open("farandole", fit, ours(fit))
@@ -110,7 +110,7 @@ def crowd(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
 
 
 def halves(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
-    """16-bit floats beside float32, by bytes, and what the kernel does alone on one core."""
+    """16-bit floats compared with float32, by bytes, and what the kernel does alone on one core."""
     if not processes.has_torch():
         pools_by_size.note("halves: not measured without torch")
         return

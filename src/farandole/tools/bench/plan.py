@@ -52,7 +52,7 @@ def full(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
 
 
 def lean(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
-    """As many repeats of fewer and shorter measurements: for a machine that is available for minutes."""
+    """The same number of repeats, with fewer and shorter measurements, for a machine that is available for minutes."""
     return dataclasses.replace(
         full(ranks, cores, repeats),
         allreduce_sizes=(KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB),

@@ -27,7 +27,7 @@ class Failed(Exception):
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours, one thread of arithmetic per process, no GPU, and a path on which `inside` is found."""
-    inherited = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(":") if place]
+    inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     calm = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     fixed = {
         "PYTHONPATH": ":".join([*inherited, str(HERE)]),
@@ -37,7 +37,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    # As our launcher does, for all libraries: memory stays mapped between steps.
+    # Memory stays mapped between steps, as under our launcher. The same holds for all libraries.
     kept = {os.fsdecode(name): os.fsdecode(value) for name, value in keeping_memory(os.environb).items()}
     return {**os.environ, **kept, **calm, **fixed, **(more or {})}
 

@@ -136,10 +136,10 @@ def ours(ranks: int, more: Mapping[str, str] | None = None) -> Start:
 
 
 def horovod(python: str, ranks: int) -> Start:
-    """Ranks of whatever serves `import horovod.torch` in another interpreter, under the horovodrun beside it."""
+    """Ranks of the horovod.torch of another interpreter, started by the horovodrun of the same folder."""
     run = Path(python).parent / "horovodrun"
     if not run.exists():
-        raise Failed(f"--peer-python {python}: there is no horovodrun beside it")
+        raise Failed(f"--peer-python {python}: there is no horovodrun in the same folder")
 
     def start(folder: Path) -> list[Process]:
         rank = [python, *RANK, "horovod", str(folder), "--module", "horovod.torch"]
@@ -193,7 +193,7 @@ class RankPools:
         self._peer_python = peer_python
         self._say = say
         self._pools: dict[tuple[str, int], RankPool | None] = {}
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._count = 0
 
     def __enter__(self) -> RankPools:
@@ -211,8 +211,8 @@ class RankPools:
 
     def note(self, line: str) -> None:
         """Says it once."""
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             self._say(line)
 
     def attempt(self, pool: RankPool, what: str, do: str, **command: Any) -> list[dict[str, Any]] | None:

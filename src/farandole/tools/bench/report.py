@@ -99,7 +99,7 @@ def label(line: Row) -> list[str]:
 
 
 def cells(line: Row, names: Sequence[str]) -> list[str]:
-    """Value, spread and ratio of each library: how many times longer it takes; for a limit, how near we come to it."""
+    """Value, spread and ratio of each library: how many times our time it takes; for a limit, its share of our time."""
     base = next((name for name in names if name.startswith(OURS) and median(line, name) is not None), "")
     ours = median(line, base)
     found = []

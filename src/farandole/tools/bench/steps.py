@@ -1,4 +1,4 @@
-"""The parts that train: step times beside DDP and beside pinned single processes, and the memory that training takes.
+"""The parts that train: step times of ours, of DDP and of pinned single processes, and the memory that training takes.
 Asks pools; returns rows."""
 
 from __future__ import annotations

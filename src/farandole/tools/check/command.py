@@ -68,9 +68,9 @@ def reports(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
     """Runs the ranks. Returns their reports and what they wrote to stderr."""
     code = "from farandole.tools.check.rank import main; main()"
     code = f"import sys; sys.path.insert(0, {package_place()!r}); {code}"
-    given = [str(folder), str(options.steps), str(options.seconds), options.script, *options.arguments]
+    arguments = [str(folder), str(options.steps), str(options.seconds), options.script, *options.arguments]
     output = "marked" if options.verbose else "kept"
-    command = [sys.executable, "-c", code, *given]
+    command = [sys.executable, "-c", code, *arguments]
     with local.start(command, options.np, env=ENVIRONMENT, output=output) as job:
         with contextlib.nullcontext() if options.verbose else Progress("check", lambda: steps_made(options, folder)):
             try:
@@ -78,9 +78,11 @@ def reports(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
             except TimeoutError:
                 job.stop()
                 job.wait(START_SECONDS)
-        said = ["" if options.verbose else job.stderr(rank) for rank in range(options.np)]
+        printed = ["" if options.verbose else job.stderr(rank) for rank in range(options.np)]
     found = [folder / f"rank.{rank}.json" for rank in range(options.np)]
-    return [json.loads(path.read_text()) if path.exists() else _silent(rank) for rank, path in enumerate(found)], said
+    return [
+        json.loads(path.read_text()) if path.exists() else _silent(rank) for rank, path in enumerate(found)
+    ], printed
 
 
 def steps_made(options: argparse.Namespace, folder: Path) -> tuple[float | None, str]:
@@ -119,8 +121,8 @@ def show(found: Sequence[Finding], time: str) -> str:
     """The findings as text, with those that are wrong at the end, where people look first."""
     lines = []
     for one in found:
-        place = f" ({one.line})" if one.line else ""
-        lines.append(f"{one.state:<6} {one.about:<11} {one.text}{place}")
+        where = f" ({one.line})" if one.line else ""
+        lines.append(f"{one.state:<6} {one.about:<11} {one.text}{where}")
         if one.remedy and one.state in (NOTE, WRONG):
             lines.append(f"{'':<18} remedy: {one.remedy}")
     if time:
@@ -138,18 +140,18 @@ def main(words: Sequence[str] | None = None) -> int:
         f"check: {options.script} on {options.np} ranks, two passes of {options.steps} batches, then short ones",
         flush=True,
     )
-    with tempfile.TemporaryDirectory(prefix="farandole-check-") as place:
+    with tempfile.TemporaryDirectory(prefix="farandole-check-") as folder:
         try:
-            found, said = reports(options, Path(os.path.realpath(place)))
+            found, printed = reports(options, Path(os.path.realpath(folder)))
         except StartError as error:
             print(f"farandole check: {error}", file=sys.stderr)
             return 3
         failed = [one for one in found if one["ended"] == "error"]
         if failed:
             first = next((one for one in failed if not one.get("collateral")), failed[0])
-            sys.stderr.write("".join(line + "\n" for line in said[first["rank"]].splitlines()[-LAST_LINES:]))
-            place = f" ({first['line']})" if first["line"] else ""
-            print(f"farandole check: rank {first['rank']} failed: {first['error']}{place}", file=sys.stderr)
+            sys.stderr.write("".join(line + "\n" for line in printed[first["rank"]].splitlines()[-LAST_LINES:]))
+            where = f" ({first['line']})" if first["line"] else ""
+            print(f"farandole check: rank {first['rank']} failed: {first['error']}{where}", file=sys.stderr)
             return 3
         judged = list(findings(found))
         print(show(judged, speed(found)), end="", flush=True)

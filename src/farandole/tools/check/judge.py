@@ -1,6 +1,6 @@
 # Compares the reports of the ranks and finds the mistakes of a script.
 # Reads the script's source, and asks where temporary files are.
-"""`findings(reports)` yields a `Finding` for each thing that was looked at."""
+"""`findings(reports)` yields a `Finding` for each thing that was checked."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _init(reports: Reports) -> Finding:
 
 def _optimizers(reports: Reports) -> Iterator[Finding]:
     """Whether the ranks begin with the same parameters, and step with the same gradients."""
-    for place in range(min(len(one["torch"]["optimizers"]) for one in reports)):
-        same = [one["torch"]["optimizers"][place] for one in reports]
+    for index in range(min(len(one["torch"]["optimizers"]) for one in reports)):
+        same = [one["torch"]["optimizers"][index] for one in reports]
         shots = [one.get("snapshots", []) for one in same]
         if not all(shots):
             continue  # it never stepped
@@ -259,7 +259,7 @@ def _keras(reports: Reports) -> Iterator[Finding]:
         yield Finding("loss", WRONG, "equal in every batch, so the ranks read the same data", line, remedy)
     else:
         yield Finding("loss", OK, "each rank has the loss of its own samples", line)
-    yield Finding("samples", UNSEEN, "with Keras, samples, seeds, rate and evaluation are not looked at")
+    yield Finding("samples", UNSEEN, "with Keras, samples, seeds, rate and evaluation are not checked")
 
 
 def _files(reports: Reports) -> Finding:

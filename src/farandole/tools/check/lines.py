@@ -29,7 +29,7 @@ def here() -> str:
 
 
 def imported(script: str) -> set[str]:
-    """The top-level names, and those of our bindings, that a script and the files beside it import."""
+    """The top-level names, and those of our bindings, that a script and the files in its folder import."""
     found: set[str] = set()
     todo, seen = [Path(script)], set()
     while todo:

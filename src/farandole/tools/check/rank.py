@@ -32,7 +32,7 @@ def _reported(report: Report, script: str) -> Iterator[None]:
     except BaseException as error:
         report.found["ended"] = "error"
         report.found["error"] = f"{type(error).__name__}: {error}"
-        report.found["line"] = tracebacks.place(error)
+        report.found["line"] = tracebacks.user_line(error)
         report.found["collateral"] = ending.blames(error) is not None
         if report.found.get("cut"):  # passes of one batch may be too short for it
             report.found["ended"] = "cut"

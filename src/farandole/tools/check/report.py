@@ -77,8 +77,8 @@ class Report:
             self._collectives, self.engine = self.collectives, None
             closed()
 
-        def open_(*given: Any, **named: Any) -> None:
-            opened(*given, **named)
+        def open_(*args: Any, **kwargs: Any) -> None:
+            opened(*args, **kwargs)
             self.engine = runtime.world.engine
             self.found.setdefault("init", lines.here())
 
@@ -87,12 +87,12 @@ class Report:
     def watch_files(self) -> None:
         """Notes which files the script opens to write."""
 
-        def opened(event: str, given: tuple[Any, ...]) -> None:
-            if event != "open" or len(given) < 3 or not isinstance(given[0], str | bytes | os.PathLike):
+        def opened(event: str, arguments: tuple[Any, ...]) -> None:
+            if event != "open" or len(arguments) < 3 or not isinstance(arguments[0], str | bytes | os.PathLike):
                 return
-            flags = given[2] if isinstance(given[2], int) else 0
+            flags = arguments[2] if isinstance(arguments[2], int) else 0
             if flags & (os.O_WRONLY | os.O_RDWR):
-                self.wrote(os.fsdecode(given[0]))
+                self.wrote(os.fsdecode(arguments[0]))
 
         sys.addaudithook(opened)
 

@@ -45,17 +45,17 @@ class Watch:
                     own["names"] = [getattr(one, "path", one.name) for one in self.model.trainable_variables]
 
         @functools.wraps(fit)
-        def short(model: Any, *given: Any, **named: Any) -> Any:
+        def short(model: Any, *args: Any, **kwargs: Any) -> Any:
             own["fits"] += 1
             own.setdefault("line", lines.here())
             optimizer = model.optimizer
             own["optimizer"] = type(optimizer).__name__
             own["wrapped"] = any(hasattr(optimizer, name) for name in ("_allreduce", "_allreduce_grads"))
-            named["epochs"] = min(named.get("epochs") or 1, EPOCHS)
-            named["steps_per_epoch"] = min(named.get("steps_per_epoch") or steps, steps)
-            named["callbacks"] = [*(named.get("callbacks") or []), Notes()]
+            kwargs["epochs"] = min(kwargs.get("epochs") or 1, EPOCHS)
+            kwargs["steps_per_epoch"] = min(kwargs.get("steps_per_epoch") or steps, steps)
+            kwargs["callbacks"] = [*(kwargs.get("callbacks") or []), Notes()]
             outer._report.found.setdefault("kinds", []).append("keras")
-            return fit(model, *given, **named)
+            return fit(model, *args, **kwargs)
 
         keras.Model.fit = short
 

@@ -87,7 +87,7 @@ class Pass:
                 self.found[name] = None
 
     @property
-    def place(self) -> tuple[str, int]:
+    def code_line(self) -> tuple[str, int]:
         """Which loop of the script this is: a loader may be made anew for each epoch."""
         return self.found["line"], id(self.loader.dataset)
 
@@ -147,8 +147,8 @@ class Watch:
         optim = sys.modules["torch.optim.optimizer"]
 
         def made(before: Any) -> Any:
-            def init(one: Any, *given: Any, **named: Any) -> None:
-                before(one, *given, **named)
+            def init(one: Any, *args: Any, **kwargs: Any) -> None:
+                before(one, *args, **kwargs)
                 # It gives each rank an optimizer for some of the parameters.
                 self._divided = self._divided or type(one).__name__ == "ZeroRedundancyOptimizer"
                 known = {"kind": type(one).__name__, "line": lines.here(), "lr": one.defaults.get("lr")}
@@ -157,8 +157,8 @@ class Watch:
             return init
 
         self._replace(optim.Optimizer, "__init__", made)
-        optim.register_optimizer_step_pre_hook(lambda one, given, named: self._before_step(one))
-        optim.register_optimizer_step_post_hook(lambda one, given, named: self._after_step(one))
+        optim.register_optimizer_step_pre_hook(lambda one, args, kwargs: self._before_step(one))
+        optim.register_optimizer_step_post_hook(lambda one, args, kwargs: self._after_step(one))
 
     @staticmethod
     def _key(optimizer: Any) -> int:
@@ -184,7 +184,7 @@ class Watch:
         def begun(before: Any) -> Any:
             def iter_(loader: Any) -> Any:
                 one = Pass(loader, self._exchanged())
-                before_it = sum(other.place == one.place for other in self._passes)
+                before_it = sum(other.code_line == one.code_line for other in self._passes)
                 one.limit = self._report.steps if before_it < WHOLE_PASSES else 1
                 if sys._getframe(1).f_code.co_filename.startswith(tracebacks.OURS):
                     one.limit = sys.maxsize  # our elastic loader knows how many batches must come
@@ -206,11 +206,11 @@ class Watch:
         torch = self._torch
 
         def backward(before: Any) -> Any:
-            def run(loss: Any, *given: Any, **named: Any) -> Any:
+            def run(loss: Any, *args: Any, **kwargs: Any) -> Any:
                 if loss.numel() == 1 and len(self._own["losses"]) < 1000:
                     self._own["losses"].append(float(loss.detach()))
                     self._own.setdefault("loss_line", lines.here())
-                return before(loss, *given, **named)
+                return before(loss, *args, **kwargs)
 
             return run
 
@@ -229,22 +229,22 @@ class Watch:
             return run
 
         def save(before: Any) -> Any:
-            def run(what: Any, target: Any, *given: Any, **named: Any) -> Any:
+            def run(what: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
                 if isinstance(target, str | os.PathLike):
                     self._report.wrote(os.fspath(target))
                     target = self._apart(target, self._report.rank)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                return before(what, target, *given, **named)
+                return before(what, target, *args, **kwargs)
 
             return run
 
         def load(before: Any) -> Any:
-            def run(source: Any, *given: Any, **named: Any) -> Any:
+            def run(source: Any, *args: Any, **kwargs: Any) -> Any:
                 if isinstance(source, str | os.PathLike):
                     ranks = [self._report.rank, *range(self._report.size)]
                     found = (self._apart(source, rank) for rank in ranks)
                     source = next((one for one in found if one.exists()), source)
-                return before(source, *given, **named)
+                return before(source, *args, **kwargs)
 
             return run
 
@@ -260,9 +260,9 @@ class Watch:
 
     def _watch_collectives(self) -> None:
         def counted(before: Any) -> Any:
-            def run(*given: Any, **named: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
                 self._distributed_calls += 1
-                return before(*given, **named)
+                return before(*args, **kwargs)
 
             return run
 
@@ -294,11 +294,11 @@ class Watch:
         params = [one for group in optimizer.param_groups for one in group["params"]]
         whole = [one for one in shares or params if not hasattr(one, "placements")]  # a DTensor is a shard
         whole = [] if self._divided else whole
-        given = [one.grad for one in whole if shares is None and one.grad is not None and not one.grad.is_sparse]
+        gradients = [one.grad for one in whole if shares is None and one.grad is not None and not one.grad.is_sparse]
         return {
             "names": list(shares.values()) if shares else _names(optimizer, whole),
             "parameters": [_digest([one]) for one in whole],
-            "gradients": [_digest([one]) for one in given],
+            "gradients": [_digest([one]) for one in gradients],
         }
 
     def _known(self, optimizer: Any) -> dict[str, Any]:
@@ -355,8 +355,8 @@ class Watch:
 def _names(optimizer: Any, params: list[Any]) -> list[str]:
     """The names of parameters as far as the optimizer knows them, with their shapes."""
     slots = getattr(getattr(optimizer, "_gradients", None), "slots", {})
-    given = [name for group in optimizer.param_groups for name in group.get("param_names") or []]
+    user_names = [name for group in optimizer.param_groups for name in group.get("param_names") or []]
     names = [slots[one].name if one in slots else "" for one in params]
-    if not any(names) and len(given) == len(params):
-        names = given
+    if not any(names) and len(user_names) == len(params):
+        names = user_names
     return [f"{names[at] or f'parameter {at}'} {tuple(one.shape)}" for at, one in enumerate(params)]

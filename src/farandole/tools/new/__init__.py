@@ -65,15 +65,15 @@ def wrong(given: Sequence[str]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command."""
-    given = list(sys.argv[1:] if words is None else words)
-    if given in ([], ["-h"], ["--help"]):
+    arguments = list(sys.argv[1:] if words is None else words)
+    if arguments in ([], ["-h"], ["--help"]):
         print(USAGE, end="")
-        return 0 if given else 2
-    if problem := wrong(given):
+        return 0 if arguments else 2
+    if problem := wrong(arguments):
         print(f"farandole new: {problem}", file=sys.stderr)
         return 2
-    kind = given.pop(0) if len(given) > 1 else "torch"
-    folder = Path(given[0])
+    kind = arguments.pop(0) if len(arguments) > 1 else "torch"
+    folder = Path(arguments[0])
     try:
         names = write(kind, folder)
     except OSError as error:

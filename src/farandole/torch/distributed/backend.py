@@ -14,28 +14,28 @@ from ...autoload import NAME
 from ...base import errors
 from ...base.config import Config, environment
 from ...bindings.private.torch_names import default_store, leave_unrecorded
-from ...clusters import ClusterError, ClusterRank, detect, settle
+from ...clusters import ClusterError, ClusterRank, detect, with_numbers
 from ...world.runtime import runtime
 from ...world.world import World
 from .collectives import Members
 from .membership import begin_anew, found
-from .operations import Face, Operations
+from .operations import Operations, Wrapped
 
 
-def make(far: str, opts: Any, options: Any) -> Any:
-    """The object for torch. `far`: a backend of torch for CUDA tensors, in addition to ours."""
+def make(cuda: str, opts: Any, options: Any) -> Any:
+    """The object for torch. `cuda`: a backend of torch for CUDA tensors, in addition to ours."""
     if not hasattr(dist, "BackendBase"):  # torch's recorder fails with groups in Python
         for name in dist.Backend.backend_list:
             if NAME in name:
                 leave_unrecorded(name)
-    if far:
+    if cuda:
         from .composed import compose
 
-        return compose(create, far, opts, options)
-    return create(opts, face())
+        return compose(create, cuda, opts, options)
+    return create(opts, group_class())
 
 
-def face() -> type[Operations]:
+def group_class() -> type[Operations]:
     """The class of our groups: a backend in torch's own group if torch has a base class for it, else a Group."""
     if hasattr(dist, "BackendBase"):
         from .device_backend import DeviceBackend
@@ -46,7 +46,7 @@ def face() -> type[Operations]:
     return Group
 
 
-def create(opts: Any, kind: type[Face]) -> Face:
+def create(opts: Any, kind: type[Wrapped]) -> Wrapped:
     """Makes a group for torch; `opts` has its store, ranks and name. Without ranks it is the default group."""
     ranks = list(opts.global_ranks_in_group)
     try:
@@ -81,7 +81,7 @@ def _join(store: Any, rank: int, size: int) -> World:
 
 
 def _place(store: Any, rank: int, size: int) -> tuple[Config, ClusterRank | None]:
-    """The place of this process in the job: from its launcher, or else from torch.distributed's store."""
+    """The numbers of this process in the job: from its launcher, or else from torch.distributed's store."""
     config = Config.from_environment()
     if config.rendezvous is not None:
         return config, None
@@ -91,11 +91,11 @@ def _place(store: Any, rank: int, size: int) -> tuple[Config, ClusterRank | None
         found = None  # torch knows more than the environment variables
     if found is None or (found.rank, found.size) != (rank, size):
         found = _found_in(store, rank, size)
-    return settle(config, found), found
+    return with_numbers(config, found), found
 
 
 def _found_in(store: Any, rank: int, size: int) -> ClusterRank:
-    """The place in a job for which there is only torch's store."""
+    """The numbers in a job for which there is only torch's store."""
     host = os.uname().nodename
     store.set(f"farandole/host/{rank}", host)
     if rank == 0:

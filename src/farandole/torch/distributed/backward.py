@@ -52,7 +52,7 @@ class Backward:
         if task != self._task:
             if not after_backward(self._deliver):
                 return  # the watcher completes the future
-            for lost in self._buckets:  # of a pass that did not reach its end
+            for lost in self._buckets:  # they belong to a pass that did not end
                 lost.give_up()
             self._task, self._buckets = task, []
         work.awaited = True

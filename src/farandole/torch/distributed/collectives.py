@@ -14,14 +14,14 @@ from ...engine.interface import DType, Kind, Outcome, ReduceOp, Request, Span
 from ...operations.pending import output_of
 from ..memory import gpu_of, tensor_of
 from .reduce_ops import Reduction
-from .tensors import Target, buffer, place, same_type, source
+from .tensors import Target, buffer, copy_result, same_type, source
 
 # Tags of the messages of gather and scatter. Tags of users have 32 bits.
 GATHER, SCATTER = 1 << 40, 1 << 41
 
 
 def _nothing(outcomes: list[Outcome]) -> None:
-    """For plans whose results are already in the right place."""
+    """For plans whose results are already where they belong."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Members:
     me: int
     reaches_gpus: Callable[[], bool] = field(default=lambda: False, compare=False)
 
-    def far(self, tensor: torch.Tensor) -> bool:
-        """Whether it stays on its device."""
+    def keeps_on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether the operation can use the tensor on its device."""
         return tensor.is_cuda and self.reaches_gpus()
 
     @property
@@ -91,22 +91,22 @@ def _request(kind: Kind, flat: torch.Tensor, output: torch.Tensor | None = None,
 
 def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
     """Reduces in place."""
-    target = Target(tensor, filled=True, far=members.far(tensor))
+    target = Target(tensor, filled=True, on_device=members.keeps_on_device(tensor))
     flat = target.flat
     if reduction.bitwise is not None:
 
         def give(total: torch.Tensor) -> None:
             flat.copy_(total)
-            target.land()
+            target.copy_back()
 
         return _folded(flat, [tensor], reduction, members, give)
     if reduction.factor is not None:
-        flat.mul_(_beside(reduction.factor, flat))
+        flat.mul_(_on_device_of(reduction.factor, flat))
     request = _request(Kind.ALLREDUCE, flat, flat, op=reduction.op)
-    return Plan([request], [tensor], lambda outcomes: target.land())
+    return Plan([request], [tensor], lambda outcomes: target.copy_back())
 
 
-def _beside(factor: Any, flat: torch.Tensor) -> Any:
+def _on_device_of(factor: Any, flat: torch.Tensor) -> Any:
     return factor.to(flat.device) if isinstance(factor, torch.Tensor) else factor
 
 
@@ -130,7 +130,7 @@ def reduce(tensor: torch.Tensor, reduction: Reduction, root: int, members: Membe
     """Writes the result to the root's tensor; the tensors of the other ranks do not change."""
     if members.me == root:
         return allreduce(tensor, reduction, members)
-    plan = allreduce(source(tensor, far=members.far(tensor)).clone(), reduction, members)
+    plan = allreduce(source(tensor, on_device=members.keeps_on_device(tensor)).clone(), reduction, members)
     plan.results = [tensor]
     return plan
 
@@ -146,24 +146,24 @@ def reduce_scatter(
         raise ValueError(
             f"the output has {output.numel()} elements, but this rank's input {pieces[members.me].numel()}"
         )
-    flats = [source(piece, far=members.far(piece)) for piece in members.to_core(pieces)]
+    flats = [source(piece, on_device=members.keeps_on_device(piece)) for piece in members.to_core(pieces)]
     whole = flats[0] if len(flats) == 1 else torch.cat(flats)
     even = len({flat.numel() for flat in flats}) == 1
     return _reduce_scatter(output, whole, [flat.numel() for flat in flats], even, reduction, members, fresh=True)
 
 
-def reduce_scatter_single(output: torch.Tensor, given: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
-    """`given`: the shares of all members, one after the other."""
-    same_type([output, given])
-    if given.numel() != output.numel() * members.size:
+def reduce_scatter_single(output: torch.Tensor, input: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
+    """`input`: the shares of all members, one after the other."""
+    same_type([output, input])
+    if input.numel() != output.numel() * members.size:
         raise ValueError(
-            f"the input has {given.numel()} elements; expected {members.size} times the {output.numel()} of the output"
+            f"the input has {input.numel()} elements; expected {members.size} times the {output.numel()} of the output"
         )
-    flat = source(given, far=members.far(given))
+    flat = source(input, on_device=members.keeps_on_device(input))
     if not members.sorted:
         flat = torch.cat(members.to_core(flat.chunk(members.size)))
     counts = [output.numel()] * members.size
-    return _reduce_scatter(output, flat, counts, True, reduction, members, fresh=flat.data_ptr() != given.data_ptr())
+    return _reduce_scatter(output, flat, counts, True, reduction, members, fresh=flat.data_ptr() != input.data_ptr())
 
 
 def _reduce_scatter(
@@ -177,11 +177,11 @@ def _reduce_scatter(
 ) -> Plan:
     """`whole` is in the core's order. `fresh`: it is a copy that may be overwritten."""
     if reduction.factor is not None:
-        whole, fresh = whole * _beside(reduction.factor, whole), True
+        whole, fresh = whole * _on_device_of(reduction.factor, whole), True
     if even and reduction.scatters:
-        target = Target(output, far=whole.is_cuda)
+        target = Target(output, on_device=whole.is_cuda)
         request = _request(Kind.REDUCESCATTER, whole, target.flat, op=reduction.op)
-        return Plan([request], [output], lambda outcomes: target.land())
+        return Plan([request], [output], lambda outcomes: target.copy_back())
     # The core scatters only sums and averages in equal shares. All others are reduced as a whole.
     index = sorted(members.ranks).index(members.ranks[members.me])
     own_part = slice(sum(counts[:index]), sum(counts[: index + 1]))
@@ -191,7 +191,7 @@ def _reduce_scatter(
 
     def finish(outcomes: list[Outcome]) -> None:
         before(outcomes)
-        place(total[own_part].view(output.shape), output.detach())
+        copy_result(total[own_part].view(output.shape), output.detach())
 
     return Plan(plan.requests, [output], finish)
 
@@ -200,20 +200,20 @@ def _reduce_scatter(
 
 
 def broadcast(tensor: torch.Tensor, root: int, members: Members) -> Plan:
-    """Works in place; `root` is a place in the group."""
-    target = Target(tensor, filled=members.me == root, bits=True, far=members.far(tensor))
+    """Works in place; `root` is the index of a member."""
+    target = Target(tensor, filled=members.me == root, bits=True, on_device=members.keeps_on_device(tensor))
     request = _request(Kind.BROADCAST, target.flat, target.flat, peer=members.ranks[root])
-    return Plan([request], [tensor], lambda outcomes: target.land())
+    return Plan([request], [tensor], lambda outcomes: target.copy_back())
 
 
-def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Members) -> Plan:
+def allgather(outputs: Sequence[torch.Tensor], input: torch.Tensor, members: Members) -> Plan:
     """One output for each member."""
     if len(outputs) != members.size:
         raise ValueError(f"allgather needs {members.size} outputs, one per rank, not {len(outputs)}")
-    same_type([given, *outputs])
-    if outputs[members.me].numel() != given.numel():
-        raise ValueError(f"this rank's input has {given.numel()} elements, its output {outputs[members.me].numel()}")
-    flat = source(given, bits=True, far=members.far(given))
+    same_type([input, *outputs])
+    if outputs[members.me].numel() != input.numel():
+        raise ValueError(f"this rank's input has {input.numel()} elements, its output {outputs[members.me].numel()}")
+    flat = source(input, bits=True, on_device=members.keeps_on_device(input))
     request = _request(Kind.ALLGATHER, flat, _room(flat, outputs))
     return Plan([request], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members))
 
@@ -225,17 +225,17 @@ def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor
     if sum(counts) != received.numel():
         raise ValueError(f"the ranks sent {received.numel()} elements, but the outputs have {sum(counts)}")
     for output, share in zip(members.to_core(outputs), received.split(counts), strict=True):
-        place(share.view(output.shape), output.detach())
+        copy_result(share.view(output.shape), output.detach())
 
 
-def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members) -> Plan:
+def allgather_single(output: torch.Tensor, input: torch.Tensor, members: Members) -> Plan:
     """One output with the elements of all members, one after the other."""
-    same_type([output, given])
-    if output.numel() != given.numel() * members.size:
+    same_type([output, input])
+    if output.numel() != input.numel() * members.size:
         raise ValueError(
-            f"the output has {output.numel()} elements; expected {members.size} times the {given.numel()} of the input"
+            f"the output has {output.numel()} elements; expected {members.size} times the {input.numel()} of the input"
         )
-    flat = source(given, bits=True, far=members.far(given))
+    flat = source(input, bits=True, on_device=members.keeps_on_device(input))
     direct = flat.is_cuda and members.sorted and output.is_contiguous() and output.dtype == flat.dtype
 
     def finish(outcomes: list[Outcome]) -> None:
@@ -244,7 +244,7 @@ def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members
             return
         if not members.sorted:
             received = torch.cat(members.from_core(received.chunk(members.size)))
-        place(received.view(output.shape), output.detach())
+        copy_result(received.view(output.shape), output.detach())
 
     room = output.detach().view(-1) if direct else _room(flat, [output])
     return Plan([_request(Kind.ALLGATHER, flat, room)], [output], finish)
@@ -256,7 +256,7 @@ def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], me
         if len(tensors) != members.size:
             raise ValueError(f"alltoall needs {members.size} {what}, one per rank, not {len(tensors)}")
     same_type([*outputs, *inputs])
-    flats = [source(tensor, bits=True, far=members.far(tensor)) for tensor in members.to_core(inputs)]
+    flats = [source(tensor, bits=True, on_device=members.keeps_on_device(tensor)) for tensor in members.to_core(inputs)]
     flat = torch.cat(flats)
     request = _request(Kind.ALLTOALL, flat, _room(flat, outputs), splits=[piece.numel() for piece in flats])
     return Plan([request], outputs, lambda outcomes: _spread_checked(outcomes[0], flat, outputs, members))
@@ -272,13 +272,13 @@ def _spread_checked(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torc
 
 def alltoall_single(
     output: torch.Tensor,
-    given: torch.Tensor,
+    input: torch.Tensor,
     output_splits: Sequence[int],
     input_splits: Sequence[int],
     members: Members,
 ) -> Plan:
-    """Sends rows of `given` to the members and receives rows of `output`; without splits all shares are equal."""
-    inputs = given.split(_rows(given, input_splits, members, "input"))
+    """Sends rows of `input` to the members and receives rows of `output`; without splits all shares are equal."""
+    inputs = input.split(_rows(input, input_splits, members, "input"))
     outputs = output.split(_rows(output, output_splits, members, "output"))
     plan = alltoall(outputs, inputs, members)
     plan.results = [output]
@@ -310,7 +310,7 @@ def receive(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
     target = Target(tensor, bits=True)
     write = buffer(target.flat)
     request = Request(Kind.RECEIVE, None, None, write.array, write.dtype, peer=rank, tag=tag)
-    return Plan([request], [tensor], lambda outcomes: target.land(), in_order=False)
+    return Plan([request], [tensor], lambda outcomes: target.copy_back(), in_order=False)
 
 
 def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = None) -> Plan:
@@ -323,8 +323,8 @@ def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = Non
             at += len(plan.requests)
 
     requests = [request for plan in plans for request in plan.requests]
-    given = [result for plan in plans for result in plan.results] if results is None else results
-    return Plan(requests, given, finish, in_order=all(plan.in_order for plan in plans))
+    all_results = [result for plan in plans for result in plan.results] if results is None else results
+    return Plan(requests, all_results, finish, in_order=all(plan.in_order for plan in plans))
 
 
 def _is_root(operation: str, kind: str, tensors: Sequence[torch.Tensor], root: int, members: Members) -> bool:
@@ -338,12 +338,12 @@ def _is_root(operation: str, kind: str, tensors: Sequence[torch.Tensor], root: i
     return True
 
 
-def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, members: Members) -> Plan:
+def gather(outputs: Sequence[torch.Tensor], input: torch.Tensor, root: int, members: Members) -> Plan:
     """The root gets one tensor from each member."""
     if not _is_root("gather", "outputs", outputs, root, members):
-        return send(given, members.ranks[root], GATHER)
-    same_type([given, *outputs])
-    outputs[root].detach().copy_(given.detach().view(outputs[root].shape))
+        return send(input, members.ranks[root], GATHER)
+    same_type([input, *outputs])
+    outputs[root].detach().copy_(input.detach().view(outputs[root].shape))
     plans = [receive(output, members.ranks[index], GATHER) for index, output in enumerate(outputs) if index != root]
     return together(plans, list(outputs))
 
@@ -354,7 +354,7 @@ def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, mem
         return receive(output, members.ranks[root], SCATTER)
     same_type([output, *inputs])
     output.detach().copy_(inputs[root].detach().view(output.shape))
-    plans = [send(given, members.ranks[index], SCATTER) for index, given in enumerate(inputs) if index != root]
+    plans = [send(input, members.ranks[index], SCATTER) for index, input in enumerate(inputs) if index != root]
     return together(plans, [output])
 
 

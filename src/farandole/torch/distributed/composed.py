@@ -44,11 +44,11 @@ OPERATIONS = [
 class Composed(Group):
     """A group that also has a process group of torch."""
 
-    far: Any  # a torch ProcessGroup with one backend, for CUDA
+    cuda_group: Any  # a torch ProcessGroup with one backend, for CUDA
 
     def get_backend(self, device: Any) -> Any:
         """Each type of device has its own backend."""
-        return backend_of(self.far, device) if torch.device(device).type == "cuda" else self
+        return backend_of(self.cuda_group, device) if torch.device(device).type == "cuda" else self
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -56,13 +56,13 @@ class Composed(Group):
 
     def _start_coalescing(self, device: Any = None) -> None:
         if device is not None and device.type == "cuda":
-            coalesce(self.far, device, begin=True)
+            coalesce(self.cuda_group, device, begin=True)
             return
         super()._start_coalescing(device)
 
     def _end_coalescing(self, device: Any = None) -> Any:
         if device is not None and device.type == "cuda":
-            return coalesce(self.far, device, begin=False)
+            return coalesce(self.cuda_group, device, begin=False)
         return super()._end_coalescing(device)
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,15 +71,15 @@ class Composed(Group):
 
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(timeout)
-        self.far.set_timeout(timeout)
+        self.cuda_group.set_timeout(timeout)
 
     def abort(self) -> None:
-        self.far.abort()
+        self.cuda_group.abort()
         super().abort()
 
     def shutdown(self) -> None:
         if not self._left:
-            self.far.shutdown()
+            self.cuda_group.shutdown()
         super().shutdown()
 
 
@@ -93,7 +93,7 @@ def _by_device(name: str, near: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Composed, *args: Any, **kwargs: Any) -> Any:
         # The first argument may be an empty list: the outputs of a rank that gets nothing.
         if any(map(_on_cuda, args[:2])) or any(map(_on_cuda, kwargs.values())):
-            return getattr(self.far, name)(*args, **kwargs)
+            return getattr(self.cuda_group, name)(*args, **kwargs)
         return near(self, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, near.__doc__
@@ -104,12 +104,12 @@ for _name in OPERATIONS:
     setattr(Composed, _name, _by_device(_name, getattr(Group, _name)))
 
 
-def compose(create: Callable[[Any, type[Composed]], Any], far: str, opts: Any, options: Any) -> Composed:
+def compose(create: Callable[[Any, type[Composed]], Any], cuda: str, opts: Any, options: Any) -> Composed:
     """Makes the group with `create`, and the other backend in the way that torch does."""
-    if far == "nccl" and not dist.is_nccl_available():
+    if cuda == "nccl" and not dist.is_nccl_available():
         raise RuntimeError("Distributed package doesn't have NCCL built in")
-    store = dist.PrefixStore("far/", opts.store)
-    if far == "nccl":
+    store = dist.PrefixStore("cuda/", opts.store)
+    if cuda == "nccl":
         chosen = options if options is not None else dist.ProcessGroupNCCL.Options()
         set_timeout(chosen, opts.timeout)
         chosen.global_ranks_in_group = list(opts.global_ranks_in_group)
@@ -119,8 +119,8 @@ def compose(create: Callable[[Any, type[Composed]], Any], far: str, opts: Any, o
     else:
         made = dist.ProcessGroupGloo(store, opts.group_rank, opts.group_size, timeout=opts.timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
-    far_group: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
-    group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{far}", far_group)
+    cuda_group: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
+    group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{cuda}", cuda_group)
     group: Composed = create(opts, Composed)
-    group.far = far_group
+    group.cuda_group = cuda_group
     return group

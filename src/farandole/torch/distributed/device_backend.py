@@ -27,7 +27,7 @@ class DeviceBackend(Operations, dist.BackendBase):  # type: ignore[misc]
         return chosen
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Any:
-        """A backend for some members, given by their places; None on other ranks. Torch calls it on all members."""
+        """A backend for some members, given by their indices; None on other ranks. Torch calls it on all members."""
         self._splits += 1
         if self.members.me not in ranks:
             return None  # torch 2.15, which has no BackendBase, could not handle None

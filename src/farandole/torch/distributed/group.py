@@ -28,7 +28,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
     alltoall_base = Operations.all_to_all_single
 
     def rank(self) -> int:
-        """This process's place in the group."""
+        """This process's index in the group."""
         return self.members.me
 
     def size(self) -> int:
@@ -99,14 +99,14 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Group | None:
-        """A group of some members, given by their places; None on the other members. All members must call it."""
-        places = list(new_ranks)
-        if len(set(places)) != len(places) or not places or not set(places) <= set(range(self.members.size)):
-            raise ValueError(f"{places} are not different ranks of a group of {self.members.size}")
+        """A group of some members, given by their indices; None on the other members. All members must call it."""
+        indices = list(new_ranks)
+        if len(set(indices)) != len(indices) or not indices or not set(indices) <= set(range(self.members.size)):
+            raise ValueError(f"{indices} are not different ranks of a group of {self.members.size}")
         self._splits += 1
-        if self.members.me not in places:
+        if self.members.me not in indices:
             return None
-        store = dist.PrefixStore(f"split/{self._splits}/{places[0]}", self.store)
-        made = self.part(places, store, timeout, group_name or f"{self._name}:split:{self._splits}")
+        store = dist.PrefixStore(f"split/{self._splits}/{indices[0]}", self.store)
+        made = self.part(indices, store, timeout, group_name or f"{self._name}:split:{self._splits}")
         made.setGroupDesc(group_desc or f"{self._description}:split:{self._splits}")
         return made

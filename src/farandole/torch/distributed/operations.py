@@ -33,7 +33,7 @@ LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends
 MONITOR = 1 << 42  # tag of monitored_barrier; tags of users have 32 bits
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
-Face = TypeVar("Face", bound="Operations")
+Wrapped = TypeVar("Wrapped", bound="Operations")
 
 
 class Operations:
@@ -73,11 +73,11 @@ class Operations:
         """Submits the plan. `opts` may have a timeout and say that the caller waits at once."""
         self._counts[what] += 1
         named = f"{what} number {self._counts[what]} of group {self._name}"
-        far = plan.in_order and len(plan.results) > 0 and plan.results[0].is_cuda
+        on_device = plan.in_order and len(plan.results) > 0 and plan.results[0].is_cuda
         for request in plan.requests:
             request.group = self._number
-            if far and request.kind <= Kind.REDUCESCATTER:
-                request.device = 0  # whether its memory is there or stands in for it: ranks may differ in that
+            if on_device and request.kind <= Kind.REDUCESCATTER:
+                request.device = 0  # the engine uses its memory, or a host copy of it; ranks may differ in that
         limit: timedelta = getattr(opts, "timeout", _UNSET)
         timeout = limit if limit > _UNSET else self._timeout
         if self._forgotten:
@@ -118,7 +118,7 @@ class Operations:
                     self._forgotten.append(operation)
 
     def place_of(self, rank: int) -> int:
-        """The place in the group of a rank of the job."""
+        """The index in the group of a rank of the job."""
         return self.ranks.index(rank)
 
     # --- reductions ---
@@ -156,17 +156,17 @@ class Operations:
         plan = collectives.reduce_scatter(output, pieces, reduction_of(_op(opts)), self.members)
         return self._begin("reduce_scatter", plan, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
         """One input with the shares of all ranks."""
-        plan = collectives.reduce_scatter_single(output, given, reduction_of(_op(opts)), self.members)
+        plan = collectives.reduce_scatter_single(output, input, reduction_of(_op(opts)), self.members)
         return self._begin("reduce_scatter", plan, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several tensors in one operation."""
         reduction = reduction_of(_op(opts))
         plans = [
-            collectives.reduce_scatter_single(output, given, reduction, self.members)
-            for output, given in zip(outputs, inputs, strict=True)
+            collectives.reduce_scatter_single(output, input, reduction, self.members)
+            for output, input in zip(outputs, inputs, strict=True)
         ]
         return self._begin("reduce_scatter", collectives.together(plans), opts)
 
@@ -188,20 +188,20 @@ class Operations:
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """Several tensors in one operation; `outputs` has one list for each rank."""
         plans = [
-            collectives.allgather([row[index] for row in outputs], given, self.members)
-            for index, given in enumerate(inputs)
+            collectives.allgather([row[index] for row in outputs], input, self.members)
+            for index, input in enumerate(inputs)
         ]
         return self._begin("allgather", collectives.together(plans), opts)
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
         """One output with the elements of all ranks."""
-        return self._begin("allgather", collectives.allgather_single(output, given, self.members), opts)
+        return self._begin("allgather", collectives.allgather_single(output, input, self.members), opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several tensors in one operation."""
         plans = [
-            collectives.allgather_single(output, given, self.members)
-            for output, given in zip(outputs, inputs, strict=True)
+            collectives.allgather_single(output, input, self.members)
+            for output, input in zip(outputs, inputs, strict=True)
         ]
         return self._begin("allgather", collectives.together(plans), opts)
 
@@ -228,14 +228,14 @@ class Operations:
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        given: torch.Tensor,
+        input: torch.Tensor,
         output_splits: Sequence[int] = (),
         input_splits: Sequence[int] = (),
         opts: Any = None,
         timeout: Any = None,
     ) -> Work:
         """Sends rows to each rank and receives rows from each."""
-        plan = collectives.alltoall_single(output, given, output_splits, input_splits, self.members)
+        plan = collectives.alltoall_single(output, input, output_splits, input_splits, self.members)
         return self._begin("alltoall", plan, opts)
 
     # --- transfers, barriers ---
@@ -264,8 +264,8 @@ class Operations:
 
         `limit`: a timeout, or options with a timeout.
         """
-        given: timedelta = getattr(limit, "timeout", limit) or _UNSET
-        seconds = (given if given > _UNSET else self._timeout).total_seconds()
+        chosen: timedelta = getattr(limit, "timeout", limit) or _UNSET
+        seconds = (chosen if chosen > _UNSET else self._timeout).total_seconds()
         until = time.monotonic() + seconds
 
         def left() -> timedelta:
@@ -328,9 +328,9 @@ class Operations:
         """Applies to operations that begin from now on."""
         self._timeout = timeout
 
-    def part(self: Face, places: Sequence[int], store: Any, timeout: timedelta | None, name: str) -> Face:
+    def part(self: Wrapped, indices: Sequence[int], store: Any, timeout: timedelta | None, name: str) -> Wrapped:
         """A new group of some of the members; this rank must be one of them."""
-        members = Members(tuple(self.ranks[member] for member in places), list(places).index(self.members.me))
+        members = Members(tuple(self.ranks[member] for member in indices), list(indices).index(self.members.me))
         number = found(self.world, members, store)
         return type(self)(self.world, number, members, store, timeout or self._timeout, name)
 

@@ -1,7 +1,7 @@
 # Makes tensors that the engine accepts (contiguous, flat, of a known type, where it can reach them) and copies results
 # back.
 # Touches torch and the binding's memory.
-"""`source(tensor)` is read, `Target(tensor)` is written. `land` copies results back if the engine used a copy."""
+"""`source(tensor)` is read, `Target(tensor)` is written. `copy_back` copies results if the engine used a copy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from ..memory import DeviceBuffer, TensorBuffer, supported
 
 
-def source(tensor: torch.Tensor, bits: bool = False, far: bool = False) -> torch.Tensor:
+def source(tensor: torch.Tensor, bits: bool = False, on_device: bool = False) -> torch.Tensor:
     """The elements as a flat tensor. With `bits`, unknown types become bytes: copying needs no arithmetic.
 
-    `far`: a CUDA tensor stays on its device.
+    `on_device`: a CUDA tensor stays on its device.
     """
     flat = _plain(tensor).reshape(-1)
-    if not (flat.is_cpu or far):
+    if not (flat.is_cpu or on_device):
         flat = flat.cpu()
     return _bits(flat) if bits and not supported(flat.dtype) else flat
 
@@ -38,30 +38,30 @@ class Target:
 
     __slots__ = ("flat", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, filled: bool = False, bits: bool = False, far: bool = False) -> None:
-        """`filled`: the engine also reads it. `far`: a CUDA tensor stays on its device."""
+    def __init__(self, tensor: torch.Tensor, filled: bool = False, bits: bool = False, on_device: bool = False) -> None:
+        """`filled`: the engine also reads it. `on_device`: a CUDA tensor stays on its device."""
         plain = tensor.detach()
         if plain.layout != torch.strided:
             raise ValueError(f"tensors of layout {plain.layout} are not supported")
-        near = plain.is_cpu or far
-        direct = near and plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
+        usable = plain.is_cpu or on_device
+        direct = usable and plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
         if direct:
             flat = plain.view(-1)
         elif filled:
-            flat = plain.to(device=plain.device if near else "cpu", copy=True).contiguous().view(-1)
+            flat = plain.to(device=plain.device if usable else "cpu", copy=True).contiguous().view(-1)
         else:
-            flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device if near else "cpu")
+            flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device if usable else "cpu")
         self.tensor = None if direct else plain
         self.flat = _bits(flat) if bits and not supported(flat.dtype) else flat
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         """Copies what the engine has written to the user's tensor, if they are not the same memory."""
         if self.tensor is not None:
             flat = self.flat if self.flat.dtype == self.tensor.dtype else self.flat.view(self.tensor.dtype)
-            place(flat.view(self.tensor.shape), self.tensor)
+            copy_result(flat.view(self.tensor.shape), self.tensor)
 
 
-def place(result: torch.Tensor, tensor: torch.Tensor) -> None:
+def copy_result(result: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a result to the user's tensor. It is there on return, whatever thread calls, and on whatever stream."""
     tensor.copy_(result)
     if result.is_cuda:

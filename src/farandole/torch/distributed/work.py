@@ -23,7 +23,7 @@ Finish = Callable[[list[Outcome]], None]
 
 
 def _nothing(outcomes: list[Outcome]) -> None:
-    """For operations whose results are already in the right place."""
+    """For operations whose results are already where they belong."""
 
 
 class Operation:

@@ -18,7 +18,7 @@ from ..trees import join, split
 
 @dataclass
 class Copy:
-    """The copy of a tree: its tensors, and the rest with marks in the places of the tensors."""
+    """The copy of a tree: its tensors, and the rest with marks where the tensors were."""
 
     rest: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)

@@ -33,7 +33,7 @@ class Shard:
 
     number: int
     weight: float  # its share of the step's samples
-    seed: int  # computed from the loader's seed, the place in the epoch and the shard's number
+    seed: int  # computed from the loader's seed, the position in the epoch and the shard's number
     indices: list[int]
     data: Any
 
@@ -93,7 +93,7 @@ class ElasticDataLoader:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: expected at least 1")
         if virtual_size is None:
-            virtual_size = runtime.place.virtual_size
+            virtual_size = runtime.config.virtual_size
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -143,7 +143,7 @@ class ElasticDataLoader:
             self._go_to(epoch, 0)
 
     def reset(self) -> None:
-        """Ends the current pass, and goes back to the place after the last batch that is done."""
+        """Ends the current pass, and goes back to the position after the last batch that is done."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None

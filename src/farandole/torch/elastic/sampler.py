@@ -19,7 +19,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
     """Samples for this rank; after a change of ranks, the remaining samples are divided again.
 
     Put it into the state, call `record_batch` after each batch and `set_epoch` at the end of each epoch. Up to size - 1
-    samples are repeated at the end of an epoch, so that all ranks have the same number: `padded` has their places in
+    samples are repeated at the end of an epoch, so that all ranks have the same number: `padded` has their positions in
     `indices`. ElasticDataLoader repeats none.
     """
 
@@ -69,10 +69,10 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
 
     def __iter__(self) -> Iterator[int]:
         left = self.remaining_indices
-        places = range(self.rank, self.total_size, self.num_replicas)
+        positions = range(self.rank, self.total_size, self.num_replicas)
         # If very few samples remain, some are used more than twice, so that each rank has one.
-        self.indices = [left[position % len(left)] for position in places]
-        self.padded = frozenset(number for number, position in enumerate(places) if position >= len(left))
+        self.indices = [left[position % len(left)] for position in positions]
+        self.padded = frozenset(number for number, position in enumerate(positions) if position >= len(left))
         return iter(self.indices)
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ State = dict[str, Any]  # of one bucket's share
 
 
 class OptimizerShards(Sharded):
-    """The part of a commit for a sharded optimizer: for the place of each rank, the state of its shares."""
+    """The part of a commit for a sharded optimizer: for the index of each rank, the state of its shares."""
 
     def __init__(self, optimizer: ShardedSteps) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class OptimizerShards(Sharded):
                 )
             shares.cut()
             self.optimizer.load_shares([{}] * len(shares.buckets), self.optimizer.options())
-        self._values = {shares.place: {"ranks": shares.ranks, "state": self._states()}}
+        self._values = {shares.index: {"ranks": shares.ranks, "state": self._states()}}
         return self._values
 
     def apply(self, values: dict[Key, Any]) -> None:
@@ -45,7 +45,7 @@ class OptimizerShards(Sharded):
         shares = self.optimizer._gradients
         if not shares.in_this_world():
             return
-        own = values.get(shares.place)
+        own = values.get(shares.index)
         if self._cut is not None:
             self._load([_copied(items) for items in self._cut])
         elif own is not None and own["ranks"] == shares.ranks:
@@ -88,7 +88,7 @@ def _copied(items: State) -> State:
 
 
 def _overlap(items: State, bucket: Bucket, member: int, ranks: int, target: int) -> dict[str, tuple[int, Any]]:
-    """The part that the share of `target` takes from the share of rank `place` of `ranks`: where it begins, and values.
+    """The part that the share of `target` takes from the share of rank `index` of `ranks`: where it begins, and values.
 
     It takes all of what is not divided (the number of steps); the beginning is then -1.
     """

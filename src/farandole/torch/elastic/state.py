@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...elastic.mirror import RandomState
-from ...elastic.state import ObjectState
+from ...elastic.state import ObjectState, Restorable
 from ...world.basics import rank
 from ...world.groups import global_process_set
 from ..functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -33,23 +33,11 @@ __all__ = [
 ]
 
 
-class StateHandler:
+class StateHandler(Restorable):
     """Saves one value in memory, restores it, and sends it from rank 0 to the other ranks."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-    def save(self) -> None:
-        """Keeps a copy of the value in memory."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Gives the value the contents of the last copy."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Gives the value the contents that it has on rank 0."""
-        raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
         """Handles another object from now on, and saves it."""
@@ -125,7 +113,7 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
     """Handles the options of an optimizer whose state is divided among the ranks; `shards` handles the state."""
 
     def __init__(self, value: Any) -> None:
-        if value._gradients.process_set is not global_process_set:
+        if value._gradients.terms.process_set is not global_process_set:
             raise ValueError("elastic state takes an optimizer with shard_optimizer_state=True over all ranks only")
         self.shards = OptimizerShards(value)
         super().__init__(value)

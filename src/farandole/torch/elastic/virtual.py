@@ -40,7 +40,7 @@ class VirtualSteps:
                 f"{', '.join(norms[:3])}: BatchNorm depends on the number of ranks, and so will the weights",
                 stacklevel=2,
             )
-        size = runtime.place.virtual_size if virtual_size is None else virtual_size
+        size = runtime.config.virtual_size if virtual_size is None else virtual_size
         self.virtual_size = checked_size(size)
         self.optimizer = optimizer
         self.params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -51,20 +51,20 @@ class VirtualSteps:
         self._sizes = [param.numel() for param in self.params]
         # The row also has a mark for each parameter that had a gradient, and the loss.
         self._length = sum(self._sizes) + len(self.params) + 1
-        self._told = False
+        self._warned = False
 
     def step(self, shards: Sequence[Shard], loss_of: Callable[..., torch.Tensor]) -> float:
         """One step: `loss_of(*data)` is the mean loss of a shard's samples. Gives the mean over all samples."""
         tree: Tree[torch.Tensor] = Tree(torch.Tensor.add_)
-        given = {shard.number: shard for shard in shards}
+        own = {shard.number: shard for shard in shards}
         world = runtime.world.engine
         for number in share_of_rank(self.virtual_size, world.rank, world.size):
-            tree.push(number, 1, self._contribution(given.pop(number, None), loss_of))
-        if given:
-            raise ValueError(f"shards {sorted(given)} are not this rank's; take them from a loader of the same size")
+            tree.push(number, 1, self._contribution(own.pop(number, None), loss_of))
+        if own:
+            raise ValueError(f"shards {sorted(own)} are not this rank's; take them from a loader of the same size")
         total = self._total([node for _, _, node in tree.nodes])
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.info("%s", self.describe_cost())
         loss = self._deliver(total)
         self.optimizer.step()

@@ -33,7 +33,7 @@ class TraceFile:
         self._first = first
         self._lost = False  # another process writes the file
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._end: int | None = None  # where the closing bracket stands
+        self._end: int | None = None  # the offset of the closing bracket
         self._empty = True
         if first:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -64,7 +64,7 @@ class TraceFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Finds out whether another process writes the file; until the end of the block none begins to."""
+        """Finds out whether another process writes the file. During the block no other process begins to."""
         if self._first or self._lost:
             yield
             return
@@ -85,11 +85,11 @@ class TraceFile:
     def _replace_end(self, text: bytes, end: int) -> None:
         # One write replaces the old bracket with the new text and bracket, so a reader never sees half of it.
         left = memoryview(text + _END)
-        place = end
+        offset = end
         try:
             while left:
-                written = os.pwrite(self._descriptor, left, place)
-                left, place = left[written:], place + written
+                written = os.pwrite(self._descriptor, left, offset)
+                left, offset = left[written:], offset + written
         except OSError:
             # The disk is full: the earlier content stays readable.
             os.ftruncate(self._descriptor, end)

@@ -111,7 +111,7 @@ class Tuner:
 
     def stop(self) -> None:
         """Ends the search. A second call does nothing."""
-        if not self._thread.is_alive():  # in a forked child too, where the event may be locked for ever
+        if not self._thread.is_alive():  # in a forked child too, where the event may stay locked
             return
         self._stopped.set()
         self._thread.join()

@@ -50,13 +50,13 @@ OTHERS: dict[str, tuple[int, ...]] = {
     "spin_us": (50, 1_000, 10_000),
     "chunk_bytes": (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB),
 }
-ALSO_GIVEN = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings with the same meaning
+ALSO_SET = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings with the same meaning
 
 
-def choices(config: Config, hosts: int, given: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """The values to try for each setting, in rising order. A setting that the user has `given` is not tuned."""
+def choices(config: Config, hosts: int, user_set: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The values to try for each setting, in rising order. Settings in `user_set` keep the user's value."""
     current = Values.of(config)
-    fixed = {ALSO_GIVEN.get(name, name) for name in given}
+    fixed = {ALSO_SET.get(name, name) for name in user_set}
     if config.allreduce_algorithm == "ring" or (config.allreduce_algorithm == "auto" and hosts > MANY_HOSTS):
         fixed.add("fusion_threshold")
     if hosts == 1:

@@ -219,9 +219,9 @@ class Simulation:
             self.die(process, 0)
         elif isinstance(message, messages.Welcome):
             process.generation = message.generation
-            process.rank = message.place[0]
+            process.rank = message.numbers[0]
             ranks = {w.rank: w.number for w in self.driver.state.workers.values() if w.status is Status.MEMBER}
-            process.members = tuple(ranks.get(rank, -1) for rank in range(message.place[1]))
+            process.members = tuple(ranks.get(rank, -1) for rank in range(message.numbers[1]))
             self.after(
                 self.delay(),
                 lambda: self.awake(

@@ -75,7 +75,7 @@ class Game:
         return self.link(sends)
 
     def link(self, sends: list[tuple[int, Message]]) -> dict[int, int]:
-        ranks = {worker: message.place[0] for worker, message in sends if isinstance(message, Welcome)}
+        ranks = {worker: message.numbers[0] for worker, message in sends if isinstance(message, Welcome)}
         generation = self.driver.generation
         for worker in ranks:
             sends += self.send(worker, MemoryProved(generation, (), ""))
@@ -96,13 +96,13 @@ class Game:
         return self.driver.over
 
 
-def test_the_first_generation_has_everybody_with_their_places() -> None:
+def test_the_first_generation_has_all_workers_with_their_numbers() -> None:
     game = Game()
     assert game.started() == [0, 1, 2]
     assert game.hello(2) == [] and game.hello(0) == []
     sends = game.hello(1)
-    places = {worker: message.place for worker, message in sends if isinstance(message, Welcome)}
-    assert places == {0: (0, 3, 0, 2, 0, 2), 1: (1, 3, 1, 2, 0, 1), 2: (2, 3, 0, 1, 1, 2)}
+    numbers = {worker: message.numbers for worker, message in sends if isinstance(message, Welcome)}
+    assert numbers == {0: (0, 3, 0, 2, 0, 2), 1: (1, 3, 1, 2, 0, 1), 2: (2, 3, 0, 1, 1, 2)}
     game.link(sends)
     assert [one.status for one in game.driver.state.members] == [Status.MEMBER] * 3
 
@@ -524,12 +524,12 @@ def test_a_new_worker_that_exits_with_0_before_it_was_a_member_does_not_end_the_
 def test_the_roster_has_the_worker_of_each_rank() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    assert game.driver.state.roster == {0: 0, 1: 1, 2: 2}
+    assert game.driver.state.worker_of_rank == {0: 0, 1: 1, 2: 2}
     game.ended(0)
     for worker in (1, 2):
         game.send(worker, Leave(1, 1))
     game.link(game.hello(1) + game.hello(2))
-    assert game.driver.state.roster == {0: 1, 1: 2}
+    assert game.driver.state.worker_of_rank == {0: 1, 1: 2}
 
 
 def test_a_host_whose_rank_failed_is_left_out_and_its_other_ranks_leave() -> None:
@@ -545,7 +545,7 @@ def test_a_host_whose_rank_failed_is_left_out_and_its_other_ranks_leave() -> Non
     sends = [one for worker in (0, 1, 2) for one in game.hello(worker, 5)]
     assert [worker for worker, message in sends if isinstance(message, Removed)] == [2]
     sends += game.ended(2, 0)
-    assert {message.place[:2] for _, message in sends if isinstance(message, Welcome)} == {(0, 2), (1, 2)}
+    assert {message.numbers[:2] for _, message in sends if isinstance(message, Welcome)} == {(0, 2), (1, 2)}
     game.hosts("a:2,b:2")
     game.pass_time(1000)
     assert game.started() == [] and game.over is None

@@ -1,4 +1,4 @@
-"""The libraries that are measured, behind one face: a collective on a tensor, by its name.
+"""The libraries that are measured, with the same methods: a collective on a tensor, by its name.
 Imports torch, mpi4py and the library itself only when asked for it; Gloo meets in a file or at an address."""
 
 from __future__ import annotations

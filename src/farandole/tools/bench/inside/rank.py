@@ -30,7 +30,7 @@ class Rank:
         self.collectives = {name: Collectives(self.together) for name in ("torch", "numpy")}
         self.memory_limits = Memory(self.together)
         self.training = Training(library, self.together)
-        # Ours serves NumPy arrays beside torch's tensors, in the same job.
+        # Our library takes NumPy arrays and torch's tensors in the same job.
         self.arrays: Library | None = Arrays() if module.startswith("farandole") else None
         if self.arrays is not None:
             self.arrays.open()
