@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 MANY = 1000  # tensors of 4 KiB
 KILLS_AT_ONCE = 4
+TWO_HOSTS = "localhost:1,127.0.0.1:1"  # the same one under two names
+# NCCL takes ranks that share a GPU for ranks of two hosts; it must not look for a nearer way then.
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
 # --- in each rank ----------------------------------------------------------------------------------------------------
@@ -104,6 +108,97 @@ def measure_gloo() -> dict[str, Any]:
     return found
 
 
+def check_nccl(hvd: Any, rank: int) -> int:
+    """Every operation and type by NCCL against the same on the CPU; how many were compared."""
+    generator, compared = torch.Generator().manual_seed(rank), 0
+    kinds = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
+    for kind, op in product((*kinds, torch.int8, torch.bool), (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)):
+        close: dict[str, Any] = {"rtol": 0.02, "atol": 0.02} if kind.itemsize == 2 else {}
+        mine = (4 * torch.rand(10_001, generator=generator)).to(kind)
+        if kind is torch.bool and op is hvd.Average:
+            continue  # there is none
+        for before, after in ((1.0, 1.0), (0.5, 2.0)):
+            scales: dict[str, Any] = {"prescale_factor": before, "postscale_factor": after}
+            given = hvd.allreduce(mine.cuda(), op=op, **scales).cpu()
+            torch.testing.assert_close(given, hvd.allreduce(mine, op=op, **scales), **close)
+        several = [mine[:1], mine[:777], mine]
+        for one, other in zip(
+            hvd.grouped_allreduce([part.cuda() for part in several], op=op),
+            hvd.grouped_allreduce(several, op=op),
+            strict=True,
+        ):
+            torch.testing.assert_close(one.cpu(), other, **close)
+        compared += 5
+        rows = mine[:9999].reshape(-1, 3)
+        if op in (hvd.Sum, hvd.Average):
+            torch.testing.assert_close(
+                hvd.reducescatter(rows.cuda(), op=op).cpu(), hvd.reducescatter(rows, op=op), **close
+            )
+        if op is not hvd.Sum:
+            continue
+        for uneven in (0, rank):
+            part = rows[: 100 + uneven]
+            assert torch.equal(hvd.allgather(part.cuda()).cpu(), hvd.allgather(part))
+        splits = torch.tensor([3 + 2 * rank, 7])
+        part = rows[: int(splits.sum())]
+        here, there = hvd.alltoall(part.cuda(), splits), hvd.alltoall(part, splits)
+        assert torch.equal(here[0].cpu(), there[0]) and torch.equal(here[1].cpu(), there[1])
+        assert torch.equal(hvd.broadcast(mine.cuda(), 1).cpu(), hvd.broadcast(mine, 1))
+        compared += 4
+    return compared
+
+
+def measure_nccl() -> dict[str, Any]:
+    """Two ranks that look like two hosts, so that NCCL connects them by sockets, also where they share a GPU."""
+    os.environ["NCCL_HOSTID"] = os.environ["HOROVOD_RANK"]
+    import torch.distributed as dist
+
+    import farandole.torch as hvd
+    from farandole import autoload
+    from farandole.world.runtime import runtime
+
+    autoload.register()  # a checkout has no entry points
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    rank, engine = hvd.rank(), runtime.world.engine
+    began = time.perf_counter()
+    hvd.allreduce(torch.ones(1000, device="cuda"), op=hvd.Sum)
+    found: dict[str, Any] = {"first_use_ms": 1e3 * (time.perf_counter() - began)}
+    assert engine.counter("nccl_bytes") == 4000, "NCCL was not used"
+    found["compared with the CPU"] = check_nccl(hvd, rank)
+    assert engine.counter("on_device_bytes") == 0
+    dist.init_process_group("nccl", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=hvd.size())
+    for size in (4 * KIB, MIB, 16 * MIB, 64 * MIB):
+        tensor = torch.ones(size // 4, device="cuda")
+        name = f"float32 {size // KIB} KiB us"
+
+        def raw(tensor: torch.Tensor = tensor) -> None:
+            dist.all_reduce(tensor)
+            torch.cuda.synchronize()
+
+        act = lambda tensor=tensor, name=name: hvd.allreduce_(tensor, op=hvd.Sum, name=name)  # noqa: E731
+        found[name], found[f"{name} (raw NCCL)"] = (
+            1e6 * timed(act, hvd.barrier, size),
+            1e6 * timed(raw, hvd.barrier, size),
+        )
+    many = [torch.ones(1024, device="cuda") for _ in range(MANY)]
+    grouped = lambda: hvd.grouped_allreduce_(many, op=hvd.Average, name="grouped")  # noqa: E731
+    found["1000 x 4 KiB grouped us"] = 1e6 * timed(grouped, hvd.barrier)
+    dist.destroy_process_group()
+    before = engine.counter("nccl_bytes")
+    dist.init_process_group("farandole", init_method=f"file://{os.environ['MEETING']}2", rank=rank, world_size=2)
+    for group in (None, dist.new_group([0, 1])):
+        tensor = torch.full((1000,), rank + 1.0, device="cuda")
+        dist.all_reduce(tensor, group=group)
+        assert tensor.eq(3).all(), "a group of torch.distributed"
+    assert engine.counter("nccl_bytes") == before + 8000, "a group of torch.distributed did not use NCCL"
+    dist.destroy_process_group()
+    began = time.perf_counter()
+    hvd.shutdown()
+    found["shutdown ms"] = 1e3 * (time.perf_counter() - began)
+    return found
+
+
 class Block(torch.nn.Module):
     """A transformer's block without attention: its parameters and most of its arithmetic."""
 
@@ -161,6 +256,7 @@ def be_killed(number: int, record: Path) -> None:
 
     hvd.init()
     rank, last = hvd.rank(), hvd.size() - 1
+    os.environ["NCCL_HOSTID"] = str(rank)
     tensor = torch.ones(4 * MIB, device="cuda")
     hvd.allreduce_(tensor, name="first")
     end = time.monotonic() + random.Random(number).uniform(0.05, 0.5)
@@ -184,7 +280,8 @@ def run_rank(what: str, record: Path) -> None:
     kind, _, number = what.partition("-")
     if kind == "kill":
         be_killed(int(number), record)
-    found = {"farandole": measure_farandole, "gloo": measure_gloo, "training": measure_training}[kind]()
+    acts = {"farandole": measure_farandole, "gloo": measure_gloo, "training": measure_training, "nccl": measure_nccl}
+    found = acts[kind]()
     if os.environ["HOROVOD_RANK"] == "0":
         record.write_text(json.dumps(found))
 
@@ -204,10 +301,11 @@ class Machine:
             "FARANDOLE_CACHE_DIRECTORY": str(folder / "cache"),
         }
 
-    def start(self, what: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:
+    def start(self, what: str, ranks: int, hosts: str = "") -> tuple[subprocess.Popen[str], Path]:
+        """`hosts`: as of the launcher; "": this one."""
         self.number += 1
         record = self.folder / f"record{self.number}"
-        launch = [sys.executable, "-m", "farandole", "run", "-np", str(ranks)]
+        launch = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *(["-H", hosts] if hosts else [])]
         rank = [sys.executable, str(HERE), "--rank", what, "--record", str(record)]
         environment = {**self.environment, "MEETING": str(self.folder / f"meeting{self.number}")}
         process = subprocess.Popen(
@@ -219,28 +317,29 @@ class Machine:
         )
         return process, record
 
-    def run(self, what: str, ranks: int) -> dict[str, Any]:
-        process, record = self.start(what, ranks)
+    def run(self, what: str, ranks: int, hosts: str = "") -> dict[str, Any]:
+        process, record = self.start(what, ranks, hosts)
         output, _ = process.communicate(timeout=200)
         if process.returncode != 0:
             raise SystemExit(f"{what} with {ranks} ranks failed:\n{output[-4000:]}")
         found: dict[str, Any] = json.loads(record.read_text())
         return found
 
-    def kill(self, times: int) -> dict[str, Any]:
-        """Jobs of three ranks of which one is killed; those of one batch run at the same time."""
+    def kill(self, times: int, ranks: int = 3, hosts: str = "") -> dict[str, Any]:
+        """Jobs of which one rank is killed; those of one batch run at the same time."""
         noticed: list[float] = []
         survived = 0
         for first in range(0, times, KILLS_AT_ONCE):
-            jobs = [self.start(f"kill-{number}", 3) for number in range(first, min(times, first + KILLS_AT_ONCE))]
+            batch = range(first, min(times, first + KILLS_AT_ONCE))
+            jobs = [self.start(f"kill-{number}", ranks, hosts) for number in batch]
             for process, record in jobs:
                 try:
                     process.communicate(timeout=100)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
-                told = [float(path.read_text()) for path in self.folder.glob(f"{record.name}.[01]")]
-                survived += len(told) == 2
+                told = [float(path.read_text()) for path in self.folder.glob(f"{record.name}.[0-9]")]
+                survived += len(told) == ranks - 1
                 noticed += told
         return {"kills": times, "survived": survived, "ms until PeerLost": sorted(round(one, 1) for one in noticed)}
 
@@ -316,6 +415,11 @@ def main() -> None:
             found[f"{ranks} ranks"] = machine.run("farandole", ranks)
         found["2 ranks, Gloo"] = machine.run("gloo", 2)
         found["training, 2 ranks"] = machine.run("training", 2)
+        machine.environment |= SOCKETS
+        found["2 ranks, NCCL by sockets"] = machine.run("nccl", 2, TWO_HOSTS)
+        found["a killed rank of 2, NCCL by sockets"] = machine.kill(chosen.kills, 2, TWO_HOSTS)
+        for name in SOCKETS:
+            del machine.environment[name]
         found["a killed rank of 3"] = machine.kill(chosen.kills)
         if shutil.which("nvidia-cuda-mps-control"):
             with Mps(machine):

@@ -61,7 +61,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "world/groups": _TYPES,
     "world/observe": _TYPES,
     "world/tuning": _TYPES,
-    "world": _WORLD | {"observe", "world/observe", "world/tuning", "rendezvous/elastic", "clusters"},
+    "world": _WORLD | {"engine/cuda", "observe", "world/observe", "world/tuning", "rendezvous/elastic", "clusters"},
     "operations/arrays": _TYPES,
     "operations": _OPERATIONS | {"operations/arrays"},
     # Shared by the framework bindings. Only the files for private names know frameworks.

@@ -111,13 +111,23 @@ EXPORT int farandole_cuda_devices(const farandole_place* places, int32_t count, 
       error, error_capacity);
 }
 
-EXPORT int farandole_use_gpus(farandole_engine* engine, const farandole_place* driver, int32_t drivers,
-                              const farandole_place* nvrtc, int32_t nvrtcs, const char* cache, char* error,
+EXPORT int farandole_use_gpus(farandole_engine* engine, const farandole_gpu_options* options, char* error,
                               size_t capacity) {
   return guarded(
       [&] {
-        const std::vector<cuda::Place> first = read(driver, drivers), second = read(nvrtc, nvrtcs);
-        engine->engine.use_gpus(std::make_unique<cuda::Gpus>(first, second, cache == nullptr ? "" : cache));
+        if (options->use_nccl < 0 || options->use_nccl > 2 || options->start_ms < 1)
+          throw farandole::Failure(farandole::Code::invalid_argument,
+                                   "use_nccl is 0, 1 or 2, and start_ms at least 1, not " +
+                                       std::to_string(options->use_nccl) + " and " + std::to_string(options->start_ms));
+        const std::vector<cuda::Place> driver = read(options->driver, options->drivers),
+                                       nvrtc = read(options->nvrtc, options->nvrtcs);
+        farandole::collective::NcclOptions nccl;
+        nccl.use = static_cast<farandole::collective::NcclUse>(options->use_nccl);
+        nccl.places = read(options->nccl, options->nccls);
+        nccl.start_limit = std::chrono::milliseconds(options->start_ms);
+        engine->engine.use_gpus(
+            std::make_shared<cuda::Gpus>(driver, nvrtc, options->cache == nullptr ? "" : options->cache),
+            std::move(nccl));
       },
       error, capacity);
 }

@@ -225,7 +225,8 @@ int farandole_next_event(farandole_engine* engine, farandole_event* event, int64
  * bytes reduced in place in shared memory (farandole_share), and of results that local peers wrote in place, 7
  * collectives done, 8 wake-ups of the engine's thread. On rank 0, since the last tune that asked for it: 9 steps, and
  * for the last step 10 its end (ns, monotonic) and 11 the bytes reduced. 12: nanoseconds that threads have waited for
- * operations. 13: bytes of device tensors that did not leave the device. */
+ * operations. 13: bytes of device tensors that did not leave the device. 14: bytes of device tensors that NCCL moved.
+ */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
 /* The current tuning of this rank: the first five values of a tune. */
 int farandole_tuning(farandole_engine* engine, int64_t values[5]);
@@ -269,10 +270,17 @@ typedef struct farandole_device {
 int farandole_cuda_devices(const farandole_place* places, int32_t count, farandole_device* devices, int32_t capacity,
                            int32_t* found, char* error, size_t error_capacity);
 
-/* Lets requests of this engine have memory of GPUs. `cache`: a folder for compiled kernels, or "". Starts the driver.
- */
-int farandole_use_gpus(farandole_engine* engine, const farandole_place* driver, int32_t drivers,
-                       const farandole_place* nvrtc, int32_t nvrtcs, const char* cache, char* error, size_t capacity);
+typedef struct farandole_gpu_options {
+  const farandole_place *driver, *nvrtc, *nccl; /* where these libraries may be */
+  int32_t drivers, nvrtcs, nccls;               /* how many places each has */
+  int32_t use_nccl; /* 0: between hosts, and where ranks of one host cannot open each other's memory; 1: also where they
+                       can; 2: never */
+  int32_t start_ms; /* how long NCCL may take to connect the ranks of a group */
+  int32_t reserved;
+  const char* cache; /* a folder for compiled kernels, or "" */
+} farandole_gpu_options;
+/* Lets requests of this engine have memory of GPUs. Starts the driver. NCCL is opened when it is needed. */
+int farandole_use_gpus(farandole_engine* engine, const farandole_gpu_options* options, char* error, size_t capacity);
 
 /* Only in the test library (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
  * no_memory, corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */

@@ -33,7 +33,8 @@ struct Context {
   const void* engine = nullptr;         // for failpoints
   Algorithm* chosen = nullptr;          // gets the algorithm between hosts of an allreduce
   std::int64_t* in_place = nullptr;     // counts bytes that were reduced directly in shared memory
-  const char** phase = nullptr;  // its current phase, for error messages: "pack", "send", "recv", "reduce", "unpack"
+  const char** phase = nullptr;  // its current phase, for error messages: "pack", "connect", "send", "recv", "reduce",
+                                 // "unpack"
 };
 
 struct Reduction {

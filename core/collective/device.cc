@@ -303,6 +303,18 @@ const char* text_of(Obstacle obstacle) {
       return "a rank cannot open the GPU memory of another one";
     case Obstacle::kernel:
       return "a rank cannot compile or load the kernel";
+    case Obstacle::wants_nccl:
+      return "a rank prefers NCCL";
+    case Obstacle::shared_gpu:
+      return "ranks share a GPU, and NCCL needs one for each";
+    case Obstacle::other_gpu:
+      return "a rank has its tensors on another GPU than before";
+    case Obstacle::nccl_off:
+      return "a rank does not use NCCL";
+    case Obstacle::nccl_versions:
+      return "the ranks have different versions of NCCL";
+    case Obstacle::nccl_failed:
+      return "NCCL could not connect the ranks";
   }
   return "unknown";
 }
@@ -319,7 +331,7 @@ Task on_device(const Context& context, const DeviceJob& job, Obstacle& met) {
   }
   std::vector<Theirs> members;
   members.reserve(all.size());
-  for (const Numbers& numbers : all) members.emplace_back(numbers, job.tensors.size());
+  for (const Numbers& numbers : all) members.emplace_back(numbers, job.count);
   met = worst(members);
   if (met != Obstacle::none) co_return;
   enter(context, "reduce");

@@ -29,14 +29,20 @@ struct DevicePart {
   std::vector<Place> from, to;
 };
 
-// Why a collective cannot run on the device. All members learn the same one, and take the way through host memory.
+// Why a collective cannot take a way. All members learn the same one, and take the next way.
 enum class Obstacle : std::uint64_t {
   none = 0,
-  host_memory = 1,    // a member's tensors are in host memory, or on several devices
-  result_size = 2,    // a member has no memory of the result's size
-  device_memory = 3,  // a member has no device memory left, or cannot name so many tensors at once
-  unreachable = 4,    // a member cannot open the memory of another one
-  kernel = 5,         // the kernel cannot be compiled or loaded
+  wants_nccl,     // a member prefers NCCL to memory that is mapped
+  host_memory,    // a member's tensors are in host memory, or on several devices
+  result_size,    // a member has no memory of the result's size
+  device_memory,  // a member has no device memory left, or cannot name so many tensors at once
+  unreachable,    // a member cannot open the memory of another one
+  kernel,         // the kernel cannot be compiled or loaded
+  shared_gpu,     // of NCCL: members share a device
+  other_gpu,      // a member's tensors are not on the device of its communicator
+  nccl_off,       // a member cannot use it, or must not
+  nccl_versions,  // members have different ones
+  nccl_failed,    // it could not connect the members
 };
 const char* text_of(Obstacle obstacle);
 
@@ -44,8 +50,9 @@ struct DeviceJob {
   cuda::Lane* lane = nullptr;          // null: this member takes no part, for the reason `obstacle`
   std::vector<cuda::MomentPtr> ready;  // when all are reached, the tensors can be used
   Obstacle obstacle = Obstacle::none;
+  std::size_t count = 0;  // of tensors, also on a member that takes no part
   std::vector<DeviceTensor> tensors;
-  Numbers sends;  // alltoall: bytes for each member
+  Numbers sends, receives;  // alltoall: bytes for and from each member
   Reduction reduction;
   bool reduces = false;  // else it only copies
   // What is to be done, the same on all members; all parts have as many sources, and as many results. Given every

@@ -3,21 +3,26 @@
 #include "cuda/communicators.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "os/clock.h"
+#include "os/fork.h"
 
 namespace farandole::cuda {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kLook = std::chrono::microseconds(100);  // between two looks at what is under way
+constexpr auto kLook = std::chrono::microseconds(200);      // between two looks at what is under way
+constexpr auto kPatience = std::chrono::microseconds(500);  // without a sleep, until a launch has begun
+std::atomic<bool> hung{false};
 
 Error error_of(const char* call, NcclResult result) {
   return {Code::internal,
@@ -41,8 +46,10 @@ struct Entry {
   Ticket created = 0;
   Clock::time_point deadline;
   Comm comm = nullptr;
-  bool settled = false;
-  Error failed;
+  bool settled = false, retiring = false, finalized = false;
+  Clock::time_point launched;
+  Error failed, trouble;  // trouble: an error that is not told yet, since `noticed`
+  Clock::time_point noticed;
   std::deque<Launch> running;
 };
 
@@ -62,6 +69,7 @@ struct Communicators::State {
   std::map<Ticket, Done> pending;
   Ticket last = 0;
   bool leaving = false, lost = false;
+  bool empty = false;  // there is no communicator that works, and nothing was asked for since that was seen
   std::thread owner;
   // The owner thread's alone:
   std::map<CommKey, Entry> entries;
@@ -74,11 +82,17 @@ struct Communicators::State {
   void run();
   void work();
   bool busy() const;
+  bool hurries() const;
   void advance(const CommKey& key, Entry& entry);
   void start(const CommKey& key, Entry& entry);
   void launch(Launch launch, Entry& entry);
   void fail(const CommKey& key, Entry& entry, const Error& error);
+  void look(const CommKey& key, Entry& entry);
+  bool retired(const CommKey& key, Entry& entry);
   void end(std::uint32_t generation, const Error& error);
+  // Aborts all that `over(key)` names.
+  template <class Over>
+  void drop(Over over, const Error& error);
   void tell(Ticket ticket, const Error& error);
   // Hands a command with its `done` to the owner thread; false: that has been given up, and `done` was called.
   bool put(Done done, std::function<void(State&, Ticket)> command);
@@ -100,6 +114,7 @@ bool Communicators::State::put(Done done, std::function<void(State&, Ticket)> co
   if (!lost && !leaving) {
     const Ticket ticket = ++last;
     pending[ticket] = std::move(done);
+    empty = false;
     commands.push_back([ticket, command = std::move(command)](State& state) { command(state, ticket); });
     changed.notify_all();
     return true;
@@ -110,6 +125,7 @@ bool Communicators::State::put(Done done, std::function<void(State&, Ticket)> co
 }
 
 void Communicators::State::give_up() {
+  hung = true;
   std::unique_lock lock(mutex);
   lost = true;
   std::map<Ticket, Done> told = std::move(pending);
@@ -121,7 +137,16 @@ void Communicators::State::give_up() {
 bool Communicators::State::busy() const {
   return !waiting.empty() || std::ranges::any_of(entries, [](const auto& pair) {
     const Entry& entry = pair.second;
-    return !entry.failed.failed() && (entry.created != 0 || !entry.settled || !entry.running.empty());
+    return !entry.failed.failed() && (entry.created != 0 || !entry.settled || !entry.running.empty() || entry.retiring);
+  });
+}
+
+// Whether a launch has just been made: it begins within microseconds, and a rank waits for it.
+bool Communicators::State::hurries() const {
+  const auto now = Clock::now();
+  return std::ranges::any_of(entries, [now](const auto& pair) {
+    const Entry& entry = pair.second;
+    return !entry.settled && !entry.running.empty() && now - entry.launched < kPatience;
   });
 }
 
@@ -141,49 +166,85 @@ void Communicators::State::fail(const CommKey& key, Entry& entry, const Error& e
 void Communicators::State::start(const CommKey& key, Entry& entry) {
   UniqueId id{};
   if (!entry.id(id)) return;
-  options.enter(key.device);
+  try {
+    options.enter(key.device);
+  } catch (const Failure& failure) {
+    return fail(key, entry, failure.error());
+  }
   CommConfig config;
   config.blocking = 0;
   const NcclResult result = options.nccl.comm_init(&entry.comm, entry.size, id, entry.rank, &config);
   if (!fine(result)) fail(key, entry, error_of("ncclCommInitRankConfig", result));
 }
 
+// Asks NCCL how the communicator is.
+void Communicators::State::look(const CommKey& key, Entry& entry) {
+  NcclResult now = NcclResult::in_progress;
+  const NcclResult asked = options.nccl.comm_async_error(entry.comm, &now);
+  entry.settled = now == NcclResult::success;
+  if (!entry.trouble.failed() && (!fine(asked) || !fine(now))) {
+    entry.trouble = error_of("a communicator", fine(asked) ? now : asked);
+    entry.noticed = Clock::now();
+  }
+  if (!entry.trouble.failed()) return;
+  entry.settled = false;
+  if (entry.created != 0 || Clock::now() - entry.noticed >= options.grace) fail(key, entry, entry.trouble);
+}
+
 void Communicators::State::advance(const CommKey& key, Entry& entry) {
   if (entry.comm == nullptr) start(key, entry);
-  if (entry.comm != nullptr && !entry.failed.failed()) {
-    NcclResult now = NcclResult::in_progress;
-    const NcclResult asked = options.nccl.comm_async_error(entry.comm, &now);
-    entry.settled = now == NcclResult::success;
-    if (!fine(asked) || !fine(now)) fail(key, entry, error_of("a communicator", fine(asked) ? now : asked));
-  }
+  if (entry.comm != nullptr && !entry.failed.failed()) look(key, entry);
   if (entry.failed.failed()) return;
   if (entry.settled && entry.created != 0) tell(std::exchange(entry.created, 0), {});
   if (entry.created != 0 && Clock::now() > entry.deadline)
     fail(key, entry, {Code::timed_out, "a communicator of NCCL was not ready in time: a member has not come to it"});
-  while (entry.settled && !entry.running.empty() && entry.running.front().finished()) {
-    const Ticket done = entry.running.front().done;
-    entry.running.pop_front();
-    tell(done, {});
+  try {
+    while (entry.settled && !entry.running.empty() && entry.running.front().finished()) {
+      const Ticket done = entry.running.front().done;
+      entry.running.pop_front();
+      tell(done, {});
+    }
+  } catch (const Failure& failure) {  // of the device
+    fail(key, entry, failure.error());
   }
 }
 
+// Goes on with the end of a communicator that nothing runs on. True when it is gone.
+bool Communicators::State::retired(const CommKey& key, Entry& entry) {
+  if (!entry.retiring || !entry.settled || !entry.running.empty()) return false;
+  if (std::ranges::any_of(waiting, [&key](const Launch& one) { return one.key == key; })) return false;
+  if (!std::exchange(entry.finalized, true)) {
+    if (fine(options.nccl.comm_finalize(entry.comm))) entry.settled = false;
+    return false;
+  }
+  options.nccl.comm_destroy(entry.comm);
+  return true;
+}
+
 void Communicators::State::launch(Launch launch, Entry& entry) {
-  options.enter(launch.key.device);
-  NcclResult result = options.nccl.group_start();
+  NcclResult result = NcclResult::success;
+  try {
+    options.enter(launch.key.device);
+    result = options.nccl.group_start();
+  } catch (const Failure&) {
+    result = NcclResult::unhandled_cuda_error;
+  }
   if (fine(result)) {
     result = launch.calls(options.nccl, entry.comm);
     const NcclResult closed = options.nccl.group_end();  // also after a failed call: a group must not stay open
     if (fine(result)) result = closed;
   }
-  const CommKey key = launch.key;
   entry.settled = false;  // also after success: an error may show only when it is asked for
+  entry.launched = entry.noticed = Clock::now();
   entry.running.push_back(std::move(launch));
-  if (!fine(result)) fail(key, entry, error_of("a group of calls", result));
+  if (!fine(result)) entry.trouble = error_of("a group of calls", result);
 }
 
 void Communicators::State::work() {
   for (auto& [key, entry] : entries)
     if (!entry.failed.failed()) advance(key, entry);
+  for (auto at = entries.begin(); at != entries.end();)
+    at = !at->second.failed.failed() && retired(at->first, at->second) ? entries.erase(at) : std::next(at);
   while (!waiting.empty()) {
     Entry& entry = entries.at(waiting.front().key);  // `fail` removes the launches of what has failed
     if (!entry.settled) return;
@@ -193,33 +254,38 @@ void Communicators::State::work() {
   }
 }
 
+template <class Over>
+void Communicators::State::drop(Over over, const Error& error) {
+  std::vector<Comm> gone;
+  for (auto at = entries.begin(); at != entries.end();) {
+    if (!over(at->first)) {
+      ++at;
+      continue;
+    }
+    fail(at->first, at->second, error);
+    if (at->second.comm != nullptr) gone.push_back(at->second.comm);
+    at = entries.erase(at);
+  }
+  if (gone.empty()) return;
+  if (options.nccl.comm_revoke != nullptr)
+    for (Comm comm : gone) options.nccl.comm_revoke(comm, 0);
+  // All in one group: communicators that share ranks wait for each other otherwise.
+  options.nccl.group_start();
+  for (Comm comm : gone) options.nccl.comm_abort(comm);
+  options.nccl.group_end();
+}
+
 void Communicators::State::end(std::uint32_t generation, const Error& error) {
   if (generation >= ended) {
     ended = generation + 1;
     end_error = error;
   }
-  std::vector<Comm> over;
-  for (auto at = entries.begin(); at != entries.end();) {
-    if (at->first.generation > generation) {
-      ++at;
-      continue;
-    }
-    fail(at->first, at->second, error);
-    if (at->second.comm != nullptr) over.push_back(at->second.comm);
-    at = entries.erase(at);
-  }
-  if (over.empty()) return;
-  if (options.nccl.comm_revoke != nullptr)
-    for (Comm comm : over) options.nccl.comm_revoke(comm, 0);
-  // All in one group: communicators that share ranks wait for each other otherwise.
-  options.nccl.group_start();
-  for (Comm comm : over) options.nccl.comm_abort(comm);
-  options.nccl.group_end();
+  drop([generation](const CommKey& key) { return key.generation <= generation; }, error);
 }
 
 void Communicators::State::run() {
   std::unique_lock lock(mutex);
-  const auto wanted = [this] { return !commands.empty() || leaving || lost; };
+  const auto wanted = [this] { return !commands.empty() || leaving || lost; };  // also notified: others look at `empty`
   while (!lost && (!leaving || !commands.empty())) {
     if (!commands.empty()) {
       const std::function<void(State&)> command = std::move(commands.front());
@@ -231,8 +297,15 @@ void Communicators::State::run() {
     }
     lock.unlock();
     work();
-    const bool more = busy();
+    const bool more = busy(), now = hurries();
+    const bool none = std::ranges::all_of(entries, [](const auto& pair) { return pair.second.failed.failed(); });
+    if (now) std::this_thread::yield();
     lock.lock();
+    if (now) continue;
+    if (commands.empty() && none && !empty) {
+      empty = true;
+      changed.notify_all();
+    }
     if (more)
       changed.wait_for(lock, kLook, wanted);
     else
@@ -240,12 +313,30 @@ void Communicators::State::run() {
   }
 }
 
-Communicators::Communicators(CommOptions options) : state_(std::make_shared<State>(std::move(options))) {
+Communicators::Communicators(CommOptions options)
+    : fork_depth_(os::fork_depth()), state_(std::make_shared<State>(std::move(options))) {
   state_->owner = os::start_thread("farandole-nccl", [state = state_] { state->run(); });
 }
 
 Communicators::~Communicators() {
+  if (os::fork_depth() != fork_depth_) {  // a child has no such thread
+    static_cast<void>(new std::shared_ptr<State>(state_));
+    return;
+  }
+  state_->put([](const Error&) {},
+              [](State& state, Ticket ticket) {
+                for (auto& [key, entry] : state.entries) entry.retiring = true;
+                state.tell(ticket, {});
+              });
+  {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_for(lock, state_->options.end_limit, [this] { return state_->empty || state_->lost; });
+    const bool stuck = !state_->commands.empty();
+    lock.unlock();
+    if (stuck) state_->give_up();
+  }
   end(~std::uint32_t{0} - 1, {Code::shut_down, "the communicators are closed"});
+  ended();
   std::unique_lock lock(state_->mutex);
   state_->leaving = true;
   state_->changed.notify_all();
@@ -256,6 +347,17 @@ Communicators::~Communicators() {
     owner.detach();
   else
     owner.join();
+}
+
+bool Communicators::abort_hung() { return hung; }
+
+void Communicators::make_id(std::function<void(const Error&, const UniqueId&)> done) {
+  auto id = std::make_shared<UniqueId>();
+  state_->put([done = std::move(done), id](const Error& error) { done(error, *id); },
+              [id](State& state, Ticket ticket) {
+                const NcclResult result = state.options.nccl.get_unique_id(id.get());
+                state.tell(ticket, fine(result) ? Error{} : error_of("ncclGetUniqueId", result));
+              });
 }
 
 void Communicators::create(const CommKey& key, int rank, int size, GetId id, Done done) {
@@ -285,7 +387,31 @@ void Communicators::launch(const CommKey& key, std::function<NcclResult(const Nc
   });
 }
 
-bool Communicators::end(std::uint32_t generation, const Error& error) {
+void Communicators::retire(const CommKey& key) {
+  state_->put([](const Error&) {},
+              [key](State& state, Ticket ticket) {
+                if (const auto at = state.entries.find(key); at != state.entries.end()) at->second.retiring = true;
+                state.tell(ticket, {});
+              });
+}
+
+void Communicators::drop(const CommKey& key, const Error& error) {
+  state_->put([](const Error&) {},
+              [key, error](State& state, Ticket ticket) {
+                state.drop([&key](const CommKey& one) { return one == key; }, error);
+                state.tell(ticket, {});
+              });
+}
+
+void Communicators::end(std::uint32_t generation, const Error& error) {
+  state_->put([](const Error&) {},
+              [=](State& state, Ticket ticket) {
+                state.end(generation, error);
+                state.tell(ticket, {});
+              });
+}
+
+bool Communicators::ended() {
   struct Wait {
     std::mutex mutex;
     std::condition_variable changed;
@@ -297,11 +423,7 @@ bool Communicators::end(std::uint32_t generation, const Error& error) {
     wait->over = true;
     wait->changed.notify_all();
   };
-  const bool taken = state_->put(done, [=](State& state, Ticket ticket) {
-    state.end(generation, error);
-    state.tell(ticket, {});
-  });
-  if (!taken) return false;
+  if (!state_->put(done, [](State& state, Ticket ticket) { state.tell(ticket, {}); })) return false;
   std::unique_lock lock(wait->mutex);
   if (wait->changed.wait_for(lock, state_->options.end_limit, [&] { return wait->over; })) return true;
   lock.unlock();

@@ -28,6 +28,8 @@ void Gpu::check(Result result, const char* call) const {
     throw Failure(Code::internal, std::string(call) + " fails with " + error_name(driver_, result));
 }
 
+void Gpu::enter() const { check(driver_.set_current(context_), "cuCtxSetCurrent"); }
+
 Gpu::Current::Current(const Gpu& gpu) : driver_(gpu.driver_) {
   driver_.get_current(&before_);
   driver_.set_current(gpu.context_);  // after a failure the next call says so

@@ -82,7 +82,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   };
 
   const Driver& driver() const { return driver_; }
+  int ordinal() const { return ordinal_; }
   const std::array<std::uint64_t, 2>& uuid() const { return uuid_; }
+  void enter() const;  // makes the context current on this thread for good
   MomentPtr mark(Stream stream);
   // These two with the context current. The allocation that has all of this memory:
   Segment segment_of(Address address, std::size_t bytes);
@@ -159,14 +161,16 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   Gpu& gpu() const { return *gpu_; }
+  Stream stream() const { return stream_; }
+  bool idle() const;                 // everything in the stream is done, or has failed
   void after(const Moment& moment);  // what comes next waits for it
   // Looks whether it is reached; if not, the waker is told when it is.
   bool reached(const Moment& moment);
   void copy(Address to, Address from, std::size_t bytes);
   void to_host(void* to, Address from, std::size_t bytes);
   void to_device(Address to, const void* from, std::size_t bytes);
-  bool loads(const Work& work);  // false: its kernel cannot be compiled or loaded
-  void run(const Work& work);
+  bool loads(const Work& work);          // false: its kernel cannot be compiled or loaded
+  void run(const Work& work);            // when the last but one is done
   MomentPtr mark();                      // reached when all of this is done
   void settle();                         // waits for it, which must not depend on what others do
   Address arena(std::size_t bytes);      // device memory that peers may map; valid until the next call
@@ -183,11 +187,19 @@ class Lane {
 
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Waker> waker_;
+  struct Table {
+    Pinned rows;
+    Address address = 0;
+    std::size_t bytes = 0;
+  };
+
   Stream stream_ = nullptr, bell_ = nullptr;  // the second only waits and wakes: what comes next need not wait for that
   std::uint64_t rung_for_ = 0;                // the last moment of which the waker will be told
-  Address arena_ = 0, table_ = 0;
-  std::size_t arena_bytes_ = 0, table_bytes_ = 0;
-  Pinned pinned_, rows_;
+  Address arena_ = 0;
+  std::size_t arena_bytes_ = 0;
+  Pinned pinned_;
+  std::array<Table, 2> tables_;  // by turns
+  std::size_t runs_ = 0;
 };
 
 // While work on the caller's tensors is under way on a lane: where it is cancelled, it ends before the tensors are the

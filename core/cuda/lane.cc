@@ -59,15 +59,17 @@ Lane::~Lane() {
   while (driver.stream_query(stream_) == kNotReady || driver.stream_query(bell_) == kNotReady) {
     if (std::chrono::steady_clock::now() > deadline) {
       static_cast<void>(pinned_.memory.release());
-      static_cast<void>(rows_.memory.release());
+      for (Table& table : tables_) static_cast<void>(table.rows.memory.release());
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (arena_ != 0) driver.mem_free(arena_);
-  if (table_ != 0) driver.mem_free(table_);
   drop(pinned_);
-  drop(rows_);
+  for (Table& table : tables_) {
+    if (table.address != 0) driver.mem_free(table.address);
+    drop(table.rows);
+  }
   driver.stream_destroy(stream_);
   driver.stream_destroy(bell_);
 }
@@ -109,20 +111,21 @@ void Lane::run(const Work& work) {
   const Driver& driver = gpu_->driver();
   const Function function = gpu_->kernels().reduce(work.dtype, work.op, work.ins, work.scaled);
   const std::size_t bytes = work.table.size() * sizeof(std::uint64_t);
-  grow(rows_, bytes);
-  std::memcpy(rows_.at, work.table.data(), bytes);
+  Table& kept = tables_[runs_++ % tables_.size()];
+  grow(kept.rows, bytes);
+  std::memcpy(kept.rows.at, work.table.data(), bytes);
   Address table = 0;
   if (work.rows <= kReadInPlace) {
-    gpu_->check(driver.host_address(&table, rows_.at, 0), "cuMemHostGetDevicePointer");
+    gpu_->check(driver.host_address(&table, kept.rows.at, 0), "cuMemHostGetDevicePointer");
   } else {
-    if (bytes > table_bytes_) {
-      if (table_ != 0) driver.mem_free(table_);
-      table_ = 0;
-      gpu_->check(driver.mem_alloc(&table_, roomy(bytes)), "cuMemAlloc");
-      table_bytes_ = roomy(bytes);
+    if (bytes > kept.bytes) {
+      if (kept.address != 0) driver.mem_free(kept.address);
+      kept.address = 0;
+      gpu_->check(driver.mem_alloc(&kept.address, roomy(bytes)), "cuMemAlloc");
+      kept.bytes = roomy(bytes);
     }
-    table = table_;
-    to_device(table, rows_.at, bytes);
+    table = kept.address;
+    to_device(table, kept.rows.at, bytes);
   }
   std::uint64_t rows = work.rows, tiles = work.tiles, ins = work.ins, outs = work.outs;
   double prescale = work.prescale, postscale = work.postscale;
@@ -151,6 +154,11 @@ bool Lane::reached(const Moment& moment) {
   if (result != kSuccess) delete told;
   gpu_->check(result, "cuLaunchHostFunc");
   return false;
+}
+
+bool Lane::idle() const {
+  const Gpu::Current current(*gpu_);
+  return gpu_->driver().stream_query(stream_) != kNotReady;
 }
 
 void Lane::settle() {

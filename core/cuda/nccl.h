@@ -69,6 +69,8 @@ enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
     (const void* from, void* to, std::size_t count, NcclType type, Comm comm, Stream stream))                       \
   X(broadcast, ncclBroadcast, 21800, true,                                                                          \
     (const void* from, void* to, std::size_t count, NcclType type, int root, Comm comm, Stream stream))             \
+  X(reduce, ncclReduce, 21800, true,                                                                                \
+    (const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root, Comm comm, Stream stream))  \
   X(reduce_scatter, ncclReduceScatter, 21800, true,                                                                 \
     (const void* from, void* to, std::size_t count, NcclType type, NcclOp op, Comm comm, Stream stream))            \
   X(send, ncclSend, 21800, true,                                                                                    \

@@ -103,11 +103,10 @@ void add_parts(std::vector<DevicePart>& parts, const Bucket& bucket, std::size_t
   }
 }
 
-// Whether all members of the group know, without a word, that there is no way on the device.
-bool hopeless(const Bucket& bucket, const Topology& topology) {
-  return bucket.device < 0 || topology.host_count() > 1 || bucket.joined > 0 || bucket.op == ReduceOp::adasum ||
-         topology.size() > kMostMembers;
-}
+// Whether all members of the group know, without a word, that there is no way but through host memory.
+bool hopeless(const Bucket& bucket) { return bucket.device < 0 || bucket.joined > 0 || bucket.op == ReduceOp::adasum; }
+// The same for memory that the members of one host map.
+bool mappable(const Topology& topology) { return topology.host_count() == 1 && topology.size() <= kMostMembers; }
 
 // The device of all of this member's tensors; null when some are elsewhere.
 cuda::Gpu* gpu_of(const Job& job) {
@@ -132,6 +131,7 @@ std::vector<cuda::MomentPtr> moments_of(const Job& job) {
 DeviceJob describe(const Job& job, const Topology& topology) {
   const Bucket& bucket = *job.bucket;
   DeviceJob described;
+  described.count = bucket.items.size();
   described.lane = gpu_of(job) == nullptr ? nullptr : job.lane;
   if (described.lane != nullptr) described.ready = moments_of(job);
   described.reduces = bucket.kind == Kind::allreduce || bucket.kind == Kind::reducescatter;
@@ -143,10 +143,11 @@ DeviceJob describe(const Job& job, const Topology& topology) {
       described.obstacle = Obstacle::result_size;
     described.tensors.push_back({address_of(operation.input), address_of(operation.output), sizes.in, sizes.out});
   }
+  const auto members = static_cast<std::size_t>(topology.size());
   if (bucket.kind == Kind::alltoall && described.lane != nullptr)
-    for (int member = 0; member < topology.size(); ++member)
-      described.sends.push_back(static_cast<std::uint64_t>(bucket.items[0].splits[index(member)]) *
-                                row_bytes(bucket.items[0]));
+    for (std::size_t i = 0; i < 2 * members; ++i)
+      (i < members ? described.sends : described.receives)
+          .push_back(static_cast<std::uint64_t>(bucket.items[0].splits[i]) * row_bytes(bucket.items[0]));
   described.parts = [&bucket, &topology](const std::vector<Numbers>& sends) {
     std::vector<DevicePart> parts;
     for (std::size_t i = 0; i < bucket.items.size(); ++i) add_parts(parts, bucket, i, topology, sends);
@@ -238,17 +239,44 @@ Task through_host_memory(Job& job, const collective::Context& context) {
   co_await back;
 }
 
-}  // namespace
-
-Task device_task(Job& job, collective::Context context) {
-  Obstacle met = Obstacle::host_memory;
-  if (!hopeless(*job.bucket, *context.topology)) {
-    const DeviceJob described = describe(job, *context.topology);
+// The first way that all members can take: by mapped memory, or by NCCL. `met`: why there is none.
+Task without_host_memory(Job& job, const collective::Context& context, DeviceJob described, Obstacle& met) {
+  const Topology& topology = *context.topology;
+  const bool possible = job.nccl->possible(described, topology), mapped = mappable(topology);
+  if (mapped) {
+    if (possible && job.nccl->preferred() && described.obstacle == Obstacle::none)
+      described.obstacle = Obstacle::wants_nccl;
     Task task = collective::on_device(context, described, met);
     co_await task;
     if (met == Obstacle::none) {
-      set_results(job, *context.topology);
       job.on_device = static_cast<std::int64_t>(job.bucket->bytes());
+      co_return;
+    }
+    if (!possible || (met != Obstacle::wants_nccl && met != Obstacle::unreachable)) co_return;
+  }
+  const bool wanted = met == Obstacle::wants_nccl;
+  if (possible) {
+    Task task = collective::by_nccl(context, described, *job.nccl, met);
+    co_await task;
+    if (met == Obstacle::none) job.by_nccl = static_cast<std::int64_t>(job.bucket->bytes());
+    if (met == Obstacle::none || !wanted) co_return;
+  }
+  if (!mapped) co_return;
+  if (described.obstacle == Obstacle::wants_nccl) described.obstacle = Obstacle::none;
+  Task task = collective::on_device(context, described, met);
+  co_await task;
+  if (met == Obstacle::none) job.on_device = static_cast<std::int64_t>(job.bucket->bytes());
+}
+
+}  // namespace
+
+Task device_task(Job& job, collective::Context context) {
+  if (!hopeless(*job.bucket)) {
+    Obstacle met = Obstacle::host_memory;
+    Task task = without_host_memory(job, context, describe(job, *context.topology), met);
+    co_await task;
+    if (met == Obstacle::none) {
+      set_results(job, *context.topology);
       co_return;
     }
     job.obstacle = collective::text_of(met);

@@ -160,7 +160,11 @@ void Engine::execute_revocation() {
   } catch (const std::exception&) {
     // Mostly out of memory. The peers will see that this rank's links end.
   }
+  const std::shared_ptr<collective::Nccl> shared = nccl();
+  if (shared != nullptr) shared->end(revoked_);  // before the groups, which wait until it has let go of their tensors
   for (const auto& [id, group] : groups_) group->close(revoked_);
+  if (shared != nullptr && shared->hangs())
+    log(Level::error, "an abort of NCCL does not return: GPU tensors of operations that failed may still change");
   transfers_.end(revoked_);
   for (const OperationPtr& operation : taken_)
     if (operation != nullptr && operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);

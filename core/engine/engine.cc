@@ -140,6 +140,10 @@ bool Engine::leave(std::int64_t linger_ms) {
   waker_->close();
   // The object may outlive the engine, for results that are still in use; everything else ends here.
   groups_.clear();
+  if (std::shared_ptr<collective::Nccl> shared = nccl()) {
+    std::lock_guard lock(gpus_mutex_);
+    nccl_ = nullptr;
+  }  // here it waits for the communicators, for a limited time
   local_peers_.clear();
   peer_wakeups_.clear();
   regions_ = {};
@@ -163,9 +167,17 @@ std::int64_t Engine::counter(int which) {
   return counters_[static_cast<Counter>(which)].load(std::memory_order_relaxed);
 }
 
-void Engine::use_gpus(std::unique_ptr<cuda::Gpus> gpus) {
+void Engine::use_gpus(std::shared_ptr<cuda::Gpus> gpus, collective::NcclOptions nccl) {
   std::lock_guard lock(gpus_mutex_);
-  if (gpus_ == nullptr) gpus_ = std::move(gpus);
+  if (gpus_ != nullptr) return;
+  nccl.generation = options_.generation;
+  nccl_ = std::make_shared<collective::Nccl>(std::move(nccl), gpus, waker_);
+  gpus_ = std::move(gpus);
+}
+
+std::shared_ptr<collective::Nccl> Engine::nccl() {
+  std::lock_guard lock(gpus_mutex_);
+  return nccl_;
 }
 
 cuda::MomentPtr Engine::mark(int device, cuda::Stream stream) {

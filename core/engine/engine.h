@@ -52,7 +52,7 @@ class Engine final : private Services, private Driven, private link::Listener {
   Results& results() override { return *results_; }
   std::int64_t counter(int which);
   // From now on operations may have tensors on devices. Throws Failure(precondition).
-  void use_gpus(std::unique_ptr<cuda::Gpus> gpus);
+  void use_gpus(std::shared_ptr<cuda::Gpus> gpus, collective::NcclOptions nccl);
   cuda::MomentPtr mark(int device, cuda::Stream stream);  // what is in the stream so far; throws Failure
   void set_trace(bool on, bool mark_plans);
   Tuning tuned();
@@ -64,6 +64,7 @@ class Engine final : private Services, private Driven, private link::Listener {
   link::Messenger& messenger() override { return *messenger_; }
   const link::Regions& regions() const override { return regions_; }
   const std::shared_ptr<cuda::Waker>& waker() const override { return waker_; }
+  std::shared_ptr<collective::Nccl> nccl() override;
   Counters& counters() override { return counters_; }
   void log(Level level, std::string text) override;
   void finish(Operation& operation, const Error& error) override;
@@ -117,8 +118,9 @@ class Engine final : private Services, private Driven, private link::Listener {
   Tuning tuning_;  // guarded by the driver lock
   const unsigned fork_depth_;
   const std::shared_ptr<cuda::Waker> waker_;
-  std::mutex gpus_mutex_;
-  std::unique_ptr<cuda::Gpus> gpus_;
+  std::mutex gpus_mutex_;  // of these two
+  std::shared_ptr<cuda::Gpus> gpus_;
+  std::shared_ptr<collective::Nccl> nccl_;
   const std::shared_ptr<Results> results_;
   Handles handles_;
   Events events_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "collective/nccl.h"
 #include "cuda/gpu.h"
 #include "engine/operation.h"
 #include "negotiate/request.h"
@@ -23,10 +24,12 @@ struct Job {
   std::size_t chunk_bytes = 0;  // the group's value when the bucket was agreed on
   const char* phase = "queue";
   collective::Algorithm algorithm = collective::Algorithm::automatic;  // the chosen one, of an allreduce between hosts
-  std::int64_t in_place = 0;       // bytes that were reduced directly in shared memory
-  cuda::Lane* lane = nullptr;      // for tensors on a device; null when this member has none
-  std::int64_t on_device = 0;      // bytes that did not leave the device
-  const char* obstacle = nullptr;  // why they did; null: they did not, or nothing else was possible
+  std::int64_t in_place = 0;              // bytes that were reduced directly in shared memory
+  cuda::Lane* lane = nullptr;             // for tensors on a device; null when this member has none
+  collective::NcclGroup* nccl = nullptr;  // the group's, for tensors on devices
+  std::int64_t on_device = 0;             // bytes that did not leave the device
+  std::int64_t by_nccl = 0;               // bytes that NCCL has moved
+  const char* obstacle = nullptr;         // why they did; null: they did not, or nothing else was possible
   std::unique_ptr<Running> running;
 };
 

@@ -40,6 +40,7 @@ Group::Group(Services& services, std::uint32_t id, Topology topology)
       recorder_(services.options().plan_capacity),
       plan_exchange_(services, id, topology_, rings_.get()),
       // Members create a group at different moments: some could tune before it, some after.
+      nccl_(id),
       chunk_bytes_((id >= kFirstMemberGroup ? services.options().tuning : services.tuning()).chunk_bytes) {
   if (topology_.me == 0)
     coordinator_ = std::make_unique<negotiate::Coordinator>(
@@ -298,6 +299,8 @@ bool Group::run_jobs() {
         context.engine = &services_;
         job.results = &services_.results();
         job.lane = lane_for(job);
+        if (job.bucket->device >= 0) nccl_.use(services_.nccl());
+        job.nccl = &nccl_;
         prepare(job, context);
         moved = true;
         const std::int64_t now = os::now_ns();
@@ -337,7 +340,8 @@ void Group::complete(Job& job) {
   services_.counters().add(Counter::collectives);
   services_.counters().add(Counter::in_place, job.in_place);
   services_.counters().add(Counter::on_device, job.on_device);
-  if (job.obstacle != obstacle_ && job.bucket->device >= 0) note_way(job);
+  services_.counters().add(Counter::by_nccl, job.by_nccl);
+  if (job.bucket->device >= 0) note_way(job);
   if (step_timer_.on() && job.bucket->kind == Kind::allreduce) note_pace(job);
   const auto way = topology_.host_count() == 1 ? Recorder::kInsideHost : static_cast<std::uint8_t>(job.algorithm);
   const std::int64_t now = os::now_ns();
@@ -366,10 +370,12 @@ cuda::Lane* Group::lane_for(const Job& job) {
 }
 
 void Group::note_way(const Job& job) {
+  if (job.obstacle == obstacle_ && (job.by_nccl > 0) == by_nccl_) return;
   obstacle_ = job.obstacle;
+  by_nccl_ = job.by_nccl > 0;
   const std::string who = "GPU tensors of process set " + std::to_string(id_);
   const std::string trouble = job.lane == nullptr ? "" : job.lane->gpu().trouble();
-  services_.log(Level::info, job.obstacle == nullptr ? who + " are reduced on the GPU"
+  services_.log(Level::info, job.obstacle == nullptr ? who + (by_nccl_ ? " go through NCCL" : " are reduced on the GPU")
                                                      : who + " go through host memory: " + job.obstacle +
                                                            (trouble.empty() ? "" : " (" + trouble + ")"));
 }

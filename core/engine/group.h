@@ -114,7 +114,9 @@ class Group {
 
   // Execution.
   std::unique_ptr<cuda::Lane> lane_;  // for device tensors; used by the first of the queue
+  collective::NcclGroup nccl_;        // likewise
   const char* obstacle_ = nullptr;    // the last reason why they went through host memory
+  bool by_nccl_ = false;              // they went through NCCL the last time
   std::deque<std::unique_ptr<Job>> queue_;
   std::uint64_t sequence_ = 0;
   std::size_t chunk_bytes_;  // for collectives from now on: all members change it at the same point

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "collective/nccl.h"
 #include "cuda/gpu.h"
 #include "engine/control.h"
 #include "engine/events.h"
@@ -60,9 +61,10 @@ enum class Counter {
   step_ns,
   step_bytes,
   waited_ns,  // by threads of the user, for operations that were not done when they called
-  on_device   // bytes of device tensors that did not leave the device
+  on_device,  // bytes of device tensors that did not leave the device
+  by_nccl     // bytes of device tensors that NCCL has moved
 };
-inline constexpr int kCounters = 14;
+inline constexpr int kCounters = 15;
 class Counters {
  public:
   std::atomic<std::int64_t>& operator[](Counter counter) { return values_[static_cast<std::size_t>(counter)]; }
@@ -88,6 +90,7 @@ class Services {
   virtual std::int64_t now() const = 0;  // when the current pass began
   virtual Results& results() = 0;
   virtual const std::shared_ptr<cuda::Waker>& waker() const = 0;  // of the driver
+  virtual std::shared_ptr<collective::Nccl> nccl() = 0;           // null: this rank uses no GPUs
   virtual void log(Level level, std::string text) = 0;
   virtual void finish(Operation& operation, const Error& error) = 0;
   virtual void revoke(const Error& error) = 0;  // takes effect at the end of the current pass

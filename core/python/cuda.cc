@@ -81,20 +81,26 @@ PyObject* cuda_devices(PyObject* library, PyObject* arguments) {
 }
 
 PyObject* use_gpus(PyObject* object, PyObject* arguments) {
-  PyObject *first = nullptr, *second = nullptr;
-  const char* cache = nullptr;
-  std::vector<farandole_place> driver, nvrtc;
-  if (!PyArg_ParseTuple(arguments, "OOs", &first, &second, &cache) || !read_places(first, driver) ||
-      !read_places(second, nvrtc))
+  PyObject *first = nullptr, *second = nullptr, *third = nullptr;
+  std::vector<farandole_place> driver, nvrtc, nccl;
+  farandole_gpu_options options{};
+  if (!PyArg_ParseTuple(arguments, "OOOiis", &first, &second, &third, &options.use_nccl, &options.start_ms,
+                        &options.cache) ||
+      !read_places(first, driver) || !read_places(second, nvrtc) || !read_places(third, nccl))
     return nullptr;
+  options.driver = driver.data();
+  options.nvrtc = nvrtc.data();
+  options.nccl = nccl.data();
+  options.drivers = static_cast<std::int32_t>(driver.size());
+  options.nvrtcs = static_cast<std::int32_t>(nvrtc.size());
+  options.nccls = static_cast<std::int32_t>(nccl.size());
   Engine* self = engine_of(object);
   ActiveCall active(self);
   if (!active) return nullptr;
   char error[kErrorBytes] = "";
   int code = 0;
   Py_BEGIN_ALLOW_THREADS;
-  code = self->core->use_gpus(self->engine, driver.data(), static_cast<std::int32_t>(driver.size()), nvrtc.data(),
-                              static_cast<std::int32_t>(nvrtc.size()), cache, error, sizeof error);
+  code = self->core->use_gpus(self->engine, &options, error, sizeof error);
   Py_END_ALLOW_THREADS;
   if (code == kOk) Py_RETURN_NONE;
   PyErr_SetString(PyExc_OSError, error);

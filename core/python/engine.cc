@@ -352,7 +352,8 @@ PyMethodDef methods[] = {
      "trace(on, mark_plans=False): switches the recording of trace events."},
     {"trace_drain", trace_drain, METH_NOARGS, "Recorded events so far, one JSON object per line."},
     {"use_gpus", use_gpus, METH_VARARGS,
-     "use_gpus(driver, nvrtc, cache): requests may have memory of GPUs from now on; OSError says why not."},
+     "use_gpus(driver, nvrtc, nccl, use_nccl, start_ms, cache): requests may have memory of GPUs from now on; OSError "
+     "says why not."},
     {"chaos_set", chaos_set, METH_VARARGS, "chaos_set(point, action, skip=0): something goes wrong there."},
     {"chaos_fired", chaos_fired, METH_VARARGS, "chaos_fired(point): how often it has."},
     {nullptr, nullptr, 0, nullptr},

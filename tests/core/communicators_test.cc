@@ -64,8 +64,9 @@ class Process {
         if (all_.nccl.get_unique_id(&place.id) != NcclResult::success) return false;
         place.ready = 1;
       }
+      if (place.ready == 0) return false;
       found = place.id;
-      return place.ready == 1;
+      return true;
     };
     comms_.create(key, rank, size, id, answer.done());
   }
@@ -89,11 +90,12 @@ class Process {
   Communicators& comms() { return comms_; }
   Stream stream() const { return stream_; }
   const Libraries& all() const { return all_; }
-  int live() const {
+  // Communicators of this process; or those that were aborted.
+  static int live(bool were_aborted = false) {
     void* image = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
     int now = -1, aborted = 0;
     reinterpret_cast<void (*)(int*, int*)>(::dlsym(image, "standin_nccl_counts"))(&now, &aborted);
-    return now;
+    return were_aborted ? aborted : now;
   }
 
  private:
@@ -141,7 +143,8 @@ void survive(Page& page, int rank) {
     }
     std::this_thread::yield();
   }
-  CHECK(process.comms().end(0, kLost));
+  process.comms().end(0, kLost);
+  CHECK(process.comms().ended());
   for (const auto& answer : answers) {
     CHECK_EQUAL(answer->calls.load(), 1);
     CHECK(answer->error.code == Code::ok || answer->error.code == Code::peer_lost);
@@ -192,7 +195,8 @@ TEST(batches_of_overlapping_groups_run_in_order_on_one_thread) {
         const float members = group == 0 ? 3 : 2;
         CHECK_EQUAL(memory[static_cast<std::size_t>(count)][63], members * static_cast<float>(step + 1));
       }
-    CHECK(process.comms().end(0, {Code::shut_down, "over"}));
+    process.comms().end(0, {Code::shut_down, "over"});
+    CHECK(process.comms().ended());
     CHECK_EQUAL(process.live(), 0);
   });
 }
@@ -208,7 +212,8 @@ TEST(a_member_that_never_comes_ends_the_creation_in_time) {
       process.create({0, 0, 0}, 0, 2, made);
       process.reduce({0, 0, 0}, memory, 1, sum);
       CHECK(waited(made).code == Code::timed_out && waited(sum).code == Code::timed_out);
-      CHECK(process.comms().end(0, kLost));
+      process.comms().end(0, kLost);
+      CHECK(process.comms().ended());
       CHECK_EQUAL(process.live(), 0);
     });
   alone([] {  // its id never comes
@@ -234,8 +239,33 @@ TEST(an_asynchronous_error_ends_what_runs_and_what_waits) {
     int failed = 0;
     for (const Answer& answer : answers) failed += waited(answer).failed() ? 1 : 0;
     CHECK(failed >= 2);
-    CHECK(process.comms().end(0, kLost));
+    process.comms().end(0, kLost);
+    CHECK(process.comms().ended());
     CHECK_EQUAL(process.live(), 0);
+  });
+}
+
+TEST(what_is_not_needed_any_more_is_finalized_and_destroyed_behind_what_runs) {
+  Page page;
+  processes::ranks(2, [&](int rank) {
+    set("STANDIN_NCCL_FAULTS", "one_thread");
+    Answer made, other, sum;
+    {
+      Process process(page);
+      Memory memory(process.all().driver, 64);
+      memory[0] = 1;
+      process.create({0, 0, 0}, rank, 2, made);
+      process.create({0, 1, 0}, rank, 2, other);
+      CHECK_EQUAL(waited(made).message, "");
+      CHECK_EQUAL(waited(other).message, "");
+      process.reduce({0, 0, 0}, memory, 1, sum);
+      process.comms().retire({0, 0, 0});
+      CHECK_EQUAL(waited(sum).message, "");
+      CHECK_EQUAL(memory[0], 2.0f);
+      until([&] { return process.live() == 1; });
+    }
+    CHECK_EQUAL(Process::live(), 0);  // the other one went with its owner
+    CHECK_EQUAL(Process::live(true), 0);
   });
 }
 
@@ -252,11 +282,13 @@ TEST(an_abort_that_hangs_is_given_up_in_time_and_reported) {
       CHECK_EQUAL(waited(made).message, "");
       process.create({1, 1, 0}, 1, 2, other);  // of the next generation; its first member never comes
       process.reduce({1, 1, 0}, memory, 1, sum);
-      CHECK(!process.comms().end(0, kLost));
+      process.comms().end(0, kLost);
+      CHECK(!process.comms().ended() && Communicators::abort_hung());
       CHECK(waited(other).code == Code::internal && waited(sum).code == Code::internal);
       process.create({2, 0, 0}, 0, 1, later);
       CHECK(waited(later).message.find("did not return") != std::string::npos);
-      CHECK(!process.comms().end(1, kLost));
+      process.comms().end(1, kLost);
+      CHECK(!process.comms().ended());
     }
     CHECK(steady_clock::now() - began < std::chrono::seconds(5));
     ::_exit(0);  // the thread that was given up is still there

@@ -3,101 +3,16 @@
 #include <signal.h>
 
 #include <cstdlib>
-#include <numeric>
 
-#include "check.h"
-#include "job.h"
+#include "gpu_job.h"
 #include "processes.h"
-#include "standin_process.h"
 
 namespace {
 
+using namespace gpu_job;
 using farandole::cuda::Address;
 
-enum { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kAlltoall = 3, kReducescatter = 4 };
-enum { kOnDeviceBytes = 13, kPeerLost = 6, kAverage = 0, kSum = 1 };
-
-// The kernel as a function of the host; it takes what reduce_source.h takes.
-template <class T>
-void reduce_sum(unsigned, unsigned, void** given) {
-  const auto word = [given](int i) { return *static_cast<std::uint64_t*>(given[i]); };
-  const auto* row = reinterpret_cast<const std::uint64_t*>(word(0));
-  const std::uint64_t ins = word(3), outs = word(4);
-  const double postscale = *static_cast<double*>(given[6]);
-  const auto divisor = static_cast<double>(word(7));
-  for (std::uint64_t r = 0; r < word(1); ++r, row += 2 + ins + outs)
-    for (std::uint64_t e = 0; e < row[1]; ++e) {
-      T sum{};
-      for (std::uint64_t i = 0; i < ins; ++i) sum = static_cast<T>(sum + reinterpret_cast<const T*>(row[2 + i])[e]);
-      if (postscale != 1 || divisor != 1) sum = static_cast<T>(static_cast<double>(sum) * postscale / divisor);
-      for (std::uint64_t o = 0; o < outs; ++o) reinterpret_cast<T*>(row[2 + ins + o])[e] = sum;
-    }
-}
-
-standin::Libraries& libraries() {
-  static auto* all = [] {
-    auto* made = new standin::Libraries;  // as long as the process
-    made->kernel("farandole_sum_float32", reduce_sum<float>);
-    made->kernel("farandole_sum_uint8", reduce_sum<unsigned char>);
-    return made;
-  }();
-  return *all;
-}
-
-void use_gpus(farandole_engine* engine) {
-  const std::string driver = std::string(FARANDOLE_STANDINS) + "/libcuda.so.1",
-                    nvrtc = std::string(FARANDOLE_STANDINS) + "/libnvrtc.so.13";
-  const farandole_place first{2, 0, driver.c_str()}, second{2, 0, nvrtc.c_str()};
-  char error[512] = "";
-  CHECK_EQUAL(farandole_use_gpus(engine, &first, 1, &second, 1, "", error, sizeof error), 0);
-}
-
-struct Request {
-  farandole_request request{};
-  std::vector<int64_t> shape;
-
-  Request(int kind, float* in, float* out, std::vector<int64_t> of) : shape(std::move(of)) {
-    request.kind = kind;
-    request.dtype = 8;
-    request.op = kSum;
-    request.peer = 0;
-    request.device = 0;
-    request.on_device = 1;
-    request.name = "tensor";
-    request.input = in;
-    request.output = out;
-    request.shape = shape.data();
-    request.dimensions = static_cast<int32_t>(shape.size());
-    request.prescale = request.postscale = 1.0;
-  }
-  int run(farandole_engine* engine, std::string* text = nullptr) const {
-    return job::finish(engine, job::submit(engine, request), text);
-  }
-};
-
-void fill(float* values, std::size_t count, float first) { std::iota(values, values + count, first); }
-
-bool all_sums(const float* values, std::size_t count, int size) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float wanted = static_cast<float>(size) * static_cast<float>(i) + static_cast<float>(size * (size - 1) / 2);
-    if (values[i] != wanted) return false;
-  }
-  return true;
-}
-
 constexpr std::size_t kCount = 1000;
-
-// The ranks as threads of a process of their own: the test's process must not have the driver's threads when it forks.
-void threads(const std::vector<int>& hosts, const std::function<void(int rank, farandole_engine* engine)>& body) {
-  processes::alone([&] {
-    libraries();
-    const job::Job job(hosts);
-    job.run([&](int rank) {
-      use_gpus(job.engine(rank));
-      body(rank, job.engine(rank));
-    });
-  });
-}
 
 }  // namespace
 
@@ -105,13 +20,13 @@ TEST(an_allreduce_stays_on_the_device_in_place_and_out_of_place) {
   threads({0, 0, 0}, [](int rank, farandole_engine* engine) {
     const standin::Memory memory(libraries().driver, kCount), result(libraries().driver, kCount);
     fill(memory.data(), kCount, static_cast<float>(rank));
-    CHECK_EQUAL(Request(kAllreduce, memory.data(), result.data(), {kCount}).run(engine), 0);
+    Request(kAllreduce, memory.data(), result.data(), {kCount}).succeed(engine);
     CHECK(all_sums(result.data(), kCount, 3));
     CHECK_EQUAL(memory[1], static_cast<float>(rank + 1));
     Request in_place(kAllreduce, memory.data(), memory.data(), {kCount});
     in_place.request.op = kAverage;
     in_place.request.postscale = 3.0;
-    CHECK_EQUAL(in_place.run(engine), 0);
+    in_place.succeed(engine);
     CHECK(all_sums(memory.data(), kCount, 3));
     CHECK_EQUAL(farandole_counter(engine, kOnDeviceBytes), static_cast<int64_t>(2 * kCount * sizeof(float)));
   });
@@ -122,21 +37,21 @@ TEST(the_other_collectives_stay_on_the_device) {
     const auto mine = static_cast<float>(rank);
     const standin::Memory memory(libraries().driver, 8), result(libraries().driver, 16);
     fill(memory.data(), 8, 100 * mine);
-    CHECK_EQUAL(Request(kBroadcast, memory.data(), result.data(), {8}).run(engine), 0);
+    Request(kBroadcast, memory.data(), result.data(), {8}).succeed(engine);
     CHECK_EQUAL(result[7], 7.0f);
     Request gather(kAllgather, memory.data(), result.data(), {4, 2});
     gather.request.output_bytes = 16 * sizeof(float);
-    CHECK_EQUAL(gather.run(engine), 0);
+    gather.succeed(engine);
     CHECK(result[0] == 0 && result[7] == 7 && result[8] == 100 && result[15] == 107);
     const std::vector<int64_t> splits = rank == 0 ? std::vector<int64_t>{3, 5} : std::vector<int64_t>{5, 3};
     Request exchange(kAlltoall, memory.data(), result.data(), {8});
     exchange.request.output_bytes = 8 * sizeof(float);
     exchange.request.splits = splits.data();
     exchange.request.splits_count = 2;
-    CHECK_EQUAL(exchange.run(engine), 0);
+    exchange.succeed(engine);
     if (rank == 0) CHECK(result[2] == 2 && result[3] == 100 && result[7] == 104);
     if (rank == 1) CHECK(result[0] == 3 && result[4] == 7 && result[5] == 105);
-    CHECK_EQUAL(Request(kReducescatter, memory.data(), result.data(), {8}).run(engine), 0);
+    Request(kReducescatter, memory.data(), result.data(), {8}).succeed(engine);
     CHECK_EQUAL(result[0], rank == 0 ? 100.0f : 108.0f);
     CHECK(farandole_counter(engine, kOnDeviceBytes) > 0);
   });
@@ -150,7 +65,7 @@ TEST(a_rank_with_host_memory_or_a_result_of_another_size_leads_all_through_host_
     fill(place, kCount, static_cast<float>(rank));
     Request request(kAllreduce, place, place, {kCount});
     if (rank == 1) request.request.on_device = 0;
-    CHECK_EQUAL(request.run(engine), 0);
+    request.succeed(engine);
     CHECK(all_sums(place, kCount, 2));
     // Rank 1 sends more rows than rank 0 has expected.
     const int64_t rows = rank == 0 ? 2 : 3;
@@ -172,11 +87,11 @@ TEST(a_rank_with_host_memory_or_a_result_of_another_size_leads_all_through_host_
   });
 }
 
-TEST(device_tensors_of_several_hosts_go_through_host_memory) {
+TEST(device_tensors_of_several_hosts_go_through_host_memory_where_ranks_share_a_gpu) {
   threads({0, 0, 1}, [](int rank, farandole_engine* engine) {
     const standin::Memory memory(libraries().driver, kCount);
     fill(memory.data(), kCount, static_cast<float>(rank));
-    CHECK_EQUAL(Request(kAllreduce, memory.data(), memory.data(), {kCount}).run(engine), 0);
+    Request(kAllreduce, memory.data(), memory.data(), {kCount}).succeed(engine);
     CHECK(all_sums(memory.data(), kCount, 3));
     CHECK_EQUAL(farandole_counter(engine, kOnDeviceBytes), 0);
   });
@@ -187,7 +102,7 @@ TEST(memory_without_a_handle_is_copied_on_the_device) {
     const standin::Mapped memory(libraries().driver, standin::allocate(libraries().driver));
     auto* values = reinterpret_cast<float*>(memory.address);
     fill(values, kCount, static_cast<float>(rank));
-    CHECK_EQUAL(Request(kAllreduce, values, values, {kCount}).run(engine), 0);
+    Request(kAllreduce, values, values, {kCount}).succeed(engine);
     CHECK(all_sums(values, kCount, 2));
     CHECK_EQUAL(farandole_counter(engine, kOnDeviceBytes), static_cast<int64_t>(kCount * sizeof(float)));
   });
@@ -206,7 +121,7 @@ TEST(each_gpu_does_its_part_when_the_ranks_have_several) {
       Request request(kAllreduce, memory.data(), memory.data(), {kCount});
       request.request.on_device = rank == 1 ? 2 : 1;
       request.request.device = request.request.on_device - 1;
-      CHECK_EQUAL(request.run(engine), 0);
+      request.succeed(engine);
       CHECK(all_sums(memory.data(), kCount, 3));
       CHECK_EQUAL(farandole_counter(engine, kOnDeviceBytes), static_cast<int64_t>(kCount * sizeof(float)));
     });
@@ -262,48 +177,13 @@ TEST(many_tensors_are_reduced_together) {
   });
 }
 
-namespace {
-
-// Two ranks as processes, which open each other's memory by handles.
-void two_processes(const std::function<void(int rank, farandole_engine* engine)>& body, bool second_dies = false) {
-  int sockets[2];
-  CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
-  const auto rank_of = [&](int rank) {
-    ::close(sockets[1 - rank]);
-    farandole_options options = job::default_options();
-    const int32_t hosts[2] = {0, 0};
-    options.rank = rank;
-    options.size = 2;
-    options.hosts = hosts;
-    farandole_engine* engine = nullptr;
-    char error[512] = "";
-    CHECK_EQUAL(farandole_create(&options, &engine, error, sizeof error), 0);
-    farandole_add_link(engine, 1 - rank, sockets[rank], 0);
-    while (farandole_start(engine, 20000, error, sizeof error) == 1) {
-    }
-    libraries();
-    use_gpus(engine);
-    body(rank, engine);
-    while (farandole_leave(engine, 2000) == 1) {
-    }
-    farandole_destroy(engine);
-  };
-  const processes::Child first = processes::start([&] { rank_of(0); }), second = processes::start([&] { rank_of(1); });
-  ::close(sockets[0]);
-  ::close(sockets[1]);
-  CHECK_EQUAL(processes::result_of(first), "");
-  CHECK_EQUAL(processes::result_of(second), second_dies ? "killed" : "");
-}
-
-}  // namespace
-
 TEST(processes_open_each_others_memory_also_when_it_is_new) {
-  two_processes([](int rank, farandole_engine* engine) {
+  two_processes({0, 0}, [](int rank, farandole_engine* engine) {
     for (std::size_t count : {kCount, 3 * kCount, std::size_t{1} << 20, kCount}) {
       const standin::Memory memory(libraries().driver, count), result(libraries().driver, count);
       fill(memory.data(), count, static_cast<float>(rank));
       const auto rows = static_cast<int64_t>(count);
-      CHECK_EQUAL(Request(kAllreduce, memory.data(), result.data(), {rows}).run(engine), 0);
+      Request(kAllreduce, memory.data(), result.data(), {rows}).succeed(engine);
       CHECK(all_sums(result.data(), kCount, 2));
     }
     CHECK_EQUAL(farandole_counter(engine, kOnDeviceBytes),
@@ -313,6 +193,7 @@ TEST(processes_open_each_others_memory_also_when_it_is_new) {
 
 TEST(a_death_ends_the_wait_for_a_stream_that_never_ends) {
   two_processes(
+      {0, 0},
       [](int rank, farandole_engine* engine) {
         const farandole::cuda::Driver& driver = libraries().driver;
         static const standin::Memory memory(driver, kCount);  // the stream waits until the process ends

@@ -1,6 +1,6 @@
 // A stand-in for CUDA's driver with its binary interface: memory is shared between processes, streams run in order.
 // Touches memory files, threads, the environment: STANDIN_CUDA_VERSION, STANDIN_CUDA_DEVICES, STANDIN_CUDA_NAME,
-// STANDIN_CUDA_MPS, STANDIN_CUDA_INIT (the result of cuInit).
+// STANDIN_CUDA_MPS, STANDIN_CUDA_INIT (the result of cuInit), STANDIN_CUDA_IPC (0: memory of others cannot be opened).
 #include <fcntl.h>
 
 #include <atomic>
@@ -342,6 +342,7 @@ STANDIN Result cuIpcOpenMemHandle_v2(Address* address, IpcMemory handle, unsigne
   IpcContent content{};
   std::memcpy(&content, &handle, sizeof content);
   if (content.process == ::getpid()) return kInvalidHandle;  // CUDA refuses a process's own memory
+  if (standin::number("STANDIN_CUDA_IPC", 1) == 0) return kInvalidHandle;
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", content.process, content.file);
   const int file = ::open(path, O_RDWR | O_CLOEXEC);

@@ -1,11 +1,13 @@
 // A stand-in for NCCL with its binary interface: real ranks, whose data goes through shared memory, on streams.
 // Touches memory files, threads, the stand-in for CUDA's driver, the environment: STANDIN_NCCL_VERSION,
-// STANDIN_NCCL_ASYNC_ERROR_AFTER (collectives), STANDIN_NCCL_FAULTS (init_never_ends, abort_hangs, one_thread).
+// STANDIN_NCCL_ASYNC_ERROR_AFTER (collectives), STANDIN_NCCL_FAULTS (init_never_ends, abort_hangs, one_thread, narrow:
+// no two groups of calls of a rank run at once, as on a GPU without room).
 #include "cuda/nccl.h"
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "nccl_reduce.h"
@@ -37,6 +39,7 @@ struct Comm {
   int busy = 0;                   // polls that still say "in progress"
   std::thread init;
   const std::thread::id owner = std::this_thread::get_id();
+  std::shared_ptr<std::mutex> device;  // held by what runs there, when it is narrow
 
   ~Comm() {
     if (init.joinable()) init.join();
@@ -47,7 +50,7 @@ struct Comm {
 // What a stream runs keeps the communicator alive, as kernels under way do.
 using Handle = std::shared_ptr<Comm>;
 
-enum class What { all_reduce, all_gather, reduce_scatter, broadcast, send, receive };
+enum class What { all_reduce, all_gather, reduce, reduce_scatter, broadcast, send, receive };
 struct Call {
   What what;
   const std::byte* from;
@@ -62,6 +65,7 @@ struct Call {
 };
 
 std::atomic<int> live{0}, aborted{0};
+thread_local std::shared_ptr<std::mutex> device;  // of this rank: each has a thread that owns its communicators
 thread_local int depth = 0;
 thread_local std::vector<Call> queued;
 
@@ -100,7 +104,7 @@ void collective(Call& call) {
           if (call.what == What::all_gather)
             for (int rank = 0; rank < comm.size; ++rank)
               std::memcpy(out + static_cast<std::size_t>(rank) * total + at, slots[rank], bytes);
-          if (call.what == What::all_reduce || scatters)
+          if (call.what == What::all_reduce || scatters || (call.what == What::reduce && comm.rank == call.root))
             standin::reduce(out + at, slots, comm.size, bytes / item, call.type, call.op);
         });
     if (!on) return;
@@ -131,6 +135,8 @@ bool message(Call& call) {
 // What a stream runs for one group of calls: collectives in their order, then all messages at once.
 void run(void* data) {
   const std::unique_ptr<std::vector<Call>> calls(static_cast<std::vector<Call>*>(data));
+  std::unique_lock<std::mutex> alone(*calls->front().comm->device, std::defer_lock);
+  if (fault("narrow")) alone.lock();
   std::vector<Call*> messages;
   for (Call& call : *calls) {
     if (call.comm->ended()) continue;
@@ -231,6 +237,8 @@ STANDIN NcclResult ncclCommInitRankConfig(void** made, int size, UniqueId id, in
   comm->rank = rank;
   comm->size = size;
   comm->blocking = config->blocking != 0;
+  if (device == nullptr) device = std::make_shared<std::mutex>();
+  comm->device = device;
   comm->init = std::thread([raw = comm.get()] { meet(*raw); });
   if (comm->blocking) comm->init.join();
   *made = new Handle(comm);
@@ -249,9 +257,16 @@ STANDIN NcclResult ncclCommGetAsyncError(void* comm, NcclResult* error) {
   }
   return success;
 }
-STANDIN NcclResult ncclCommFinalize(void* comm) { return wrong_thread(*handle_of(comm)) ? invalid_usage : success; }
+STANDIN NcclResult ncclCommFinalize(void* comm) {
+  Comm& known = *handle_of(comm);
+  if (wrong_thread(known) || known.busy > 0) return invalid_usage;
+  if (known.blocking) return success;
+  known.busy = kBusyPolls;
+  return in_progress;
+}
 STANDIN NcclResult ncclCommDestroy(void* comm) {
-  return handle_of(comm)->state.load() == 7 ? invalid_usage : finish(comm);
+  const Comm& known = *handle_of(comm);
+  return known.state.load() == 7 || known.busy > 0 ? invalid_usage : finish(comm);
 }
 STANDIN NcclResult ncclCommAbort(void* comm) {
   if (fault("abort_hangs"))
@@ -288,6 +303,10 @@ STANDIN NcclResult ncclAllReduce(const void* from, void* to, std::size_t count, 
 STANDIN NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, NcclType type, NcclOp op,
                                      void* comm, void* stream) {
   return put(comm, call_of(What::reduce_scatter, from, to, count, type, 0, stream, op));
+}
+STANDIN NcclResult ncclReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, int root,
+                              void* comm, void* stream) {
+  return put(comm, call_of(What::reduce, from, to, count, type, root, stream, op));
 }
 STANDIN NcclResult ncclAllGather(const void* from, void* to, std::size_t count, NcclType type, void* comm,
                                  void* stream) {

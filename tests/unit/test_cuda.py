@@ -37,22 +37,30 @@ def run(code: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_importing_horovod_and_asking_what_is_built_loads_no_library() -> None:
+def test_importing_farandole_loads_no_library_and_nccl_is_built_where_it_may_be_used() -> None:
     code = """
 import farandole
-answers = farandole.nccl_built(), farandole.cuda_built()
-print(*answers, any(name in open("/proc/self/maps").read() for name in ("libcuda", "libnccl", "libnvrtc")))
+maps = open("/proc/self/maps").read()
+print(any(name in maps for name in ("libcuda", "libnccl", "libnvrtc")), farandole.cuda_built())
+print(farandole.nccl_built())
 """
-    assert run(code, **HERE) == "0 False False\n"
+    assert run(code, **HERE) == "False False\n22809\n"
+    for variables in (
+        {"FARANDOLE_NCCL": "off"},
+        {"FARANDOLE_GPU": "host"},
+        {"FARANDOLE_NCCL_LIBRARY": "/nowhere"},
+        {"STANDIN_NCCL_VERSION": "22501"},
+    ):
+        assert run(code, **{**HERE, **variables}).endswith("\n0\n"), variables
 
 
-def test_doctor_names_gpus_and_libraries_and_says_which_are_not_used() -> None:
+def test_doctor_names_gpus_and_libraries_and_which_way_tensors_take() -> None:
     gpus, nccl = run(TELL, **HERE, STANDIN_CUDA_DEVICES="2", STANDIN_CUDA_MPS="1").splitlines()
     assert gpus == (
         "2 x NVIDIA H200, 140.0 GiB, MPS is on; the driver is for CUDA 13.0; CUDA tensors go on the GPU between ranks "
-        "of one host, through host memory between hosts"
+        "of one host, between hosts by NCCL where each rank has a GPU of its own"
     )
-    assert nccl.startswith("NVRTC 13.0 in ") and nccl.endswith("libnccl.so.2: found, not used yet"), nccl
+    assert nccl.startswith("NVRTC 13.0 in ") and nccl.endswith("libnccl.so.2"), nccl
     assert "NCCL 2.28.9 in " in nccl
     gpus = run(TELL, **HERE, STANDIN_CUDA_NAME="NVIDIA H200 MIG 1g.18gb", STANDIN_CUDA_MPS="-1").splitlines()[0]
     assert gpus.startswith("NVIDIA H200 MIG 1g.18gb, a slice of MIG, 140.0 GiB, the driver does not report whether MPS")
@@ -71,6 +79,7 @@ def test_doctor_names_gpus_and_libraries_and_says_which_are_not_used() -> None:
             {"STANDIN_NCCL_VERSION": "21706"},
             "NCCL: NCCL 2.17.6 is too old: 2.18.0 or newer is needed -> NVRTC compiles",
         ),
+        ({"STANDIN_NCCL_VERSION": "22501"}, "libnccl.so.2: not used, an abort of this version may hang"),
         ({"FARANDOLE_NCCL_LIBRARY": "/nowhere"}, "NCCL: /nowhere: cannot open shared object file"),
     ],
 )
@@ -94,14 +103,15 @@ def test_env_and_check_build_name_what_is_here() -> None:
     lines = run(command.format(["env"]), **HERE, STANDIN_NCCL_VERSION="22705").splitlines()
     assert f"cuda driver:    13.0 in {env.tilde(STANDINS / 'libcuda.so.1')}" in lines, lines
     assert "gpus:           NVIDIA H200, 140.0 GiB, MPS is off" in lines
-    assert "cuda tensors:   on the GPU between ranks of one host, through host memory between hosts" in lines
+    way = "on the GPU between ranks of one host, between hosts by NCCL where each rank has a GPU of its own"
+    assert f"cuda tensors:   {way}" in lines
     (nccl,) = [line for line in lines if line.startswith("nccl:")]
     assert nccl.endswith("libnccl.so.2; without ncclAlltoAll (since 2.28.3), ncclCommRevoke (since 2.28.7)")
     table = run(command.format(["run", "--check-build"]), **HERE)
-    assert f"[ ] NCCL  (2.28.9 is found in {STANDINS}/libnccl.so.2, not used yet; CUDA tensors go on the GPU" in table
+    assert f"[X] NCCL  (2.28.9 is found in {STANDINS}/libnccl.so.2; CUDA tensors go on the GPU" in table
     assert "[X] Gloo" in table
     table = run(command.format(["run", "--check-build"]), **HERE, STANDIN_NCCL_VERSION="20905")
-    assert "[ ] NCCL  (NCCL 2.9.5 is too old" in table
+    assert "[ ] NCCL  (NCCL 2.9.5 is too old" in table and "between hosts through host memory" in table
 
 
 def test_packages_of_python_bring_libraries_and_the_newest_comes_first(tmp_path: Path) -> None:

@@ -246,9 +246,14 @@ class Config:
     # GPUs. A copy of these libraries that the process has loaded already is used in any case.
     gpu: str = _setting(
         "auto",
-        "how CUDA tensors travel between ranks of one host; auto: reduced on the GPU where all ranks can; host: "
-        "through host memory",
+        "how CUDA tensors travel; auto: reduced on the GPU, or by NCCL, where all ranks can; host: through host memory",
         choices=("auto", "host"),
+    )
+    nccl: str = _setting(
+        "auto",
+        "NCCL for CUDA tensors of ranks that have a GPU each; auto: between hosts, and on one host whose ranks cannot "
+        "open each other's GPU memory; on: also where they can; off: never",
+        choices=("auto", "on", "off"),
     )
     cuda_library: str | None = _setting(None, "the file of CUDA's driver; none: the loader finds libcuda.so.1")
     nvrtc_library: str | None = _setting(
@@ -350,7 +355,7 @@ class Config:
     )
     num_nccl_streams: int = _ignored(
         1,
-        "NCCL is not used",
+        "each rank has one stream for NCCL",
         "HOROVOD_NUM_NCCL_STREAMS",
         minimum=0,
         yaml="library_options.num_nccl_streams",

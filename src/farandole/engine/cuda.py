@@ -40,6 +40,8 @@ _KINDS = (
     _Kind("NCCL", "nccl_library", "nvidia/nccl/lib/libnccl.so.2"),
 )
 
+_USES = ("auto", "on", "off")  # of the setting nccl, in the order of the C interface
+
 
 @dataclass(frozen=True)
 class Library:
@@ -61,6 +63,11 @@ class Library:
         if self.title == "NCCL":
             return f"{self.code // 10000}.{self.code % 10000 // 100}.{self.code % 100}"
         return f"{self.code // 1000}.{self.code % 1000 // 10}"
+
+    @property
+    def aborts_hang(self) -> bool:
+        """Whether an abort of this NCCL may hang when a rank has died; as in core/cuda/nccl.h."""
+        return self.title == "NCCL" and 22501 <= self.code < 22602
 
 
 @dataclass(frozen=True)
@@ -99,12 +106,23 @@ def enable(engine: Any, config: Config) -> str:
         return "the setting gpu is host"
     if not hasattr(engine, "use_gpus"):
         return "the engine in Python works on host memory alone"
-    driver, nvrtc, _ = (_places(kind, config) for kind in _KINDS)
+    use_nccl, start_ms = _USES.index(config.nccl), max(1, int(1000 * config.start_timeout))
     try:
-        engine.use_gpus(driver, nvrtc, str(Path(cache_directory(config), "kernels")))
+        engine.use_gpus(
+            *(_places(kind, config) for kind in _KINDS),
+            use_nccl,
+            start_ms,
+            str(Path(cache_directory(config), "kernels")),
+        )
     except OSError as error:
         return str(error)
     return ""
+
+
+def nccl_version(libraries: list[Library], config: Config) -> int:
+    """The version of NCCL that CUDA tensors may travel by, as the library counts; 0: they cannot."""
+    usable = all(one.usable for one in libraries) and config.gpu != "host" and config.nccl != "off"
+    return libraries[-1].code if usable and not libraries[-1].aborts_hang else 0
 
 
 def way(libraries: list[Library], config: Config) -> str:
@@ -115,7 +133,8 @@ def way(libraries: list[Library], config: Config) -> str:
         why = "the setting gpu is host"
     if why:
         return f"through host memory: {why}"
-    return "on the GPU between ranks of one host, through host memory between hosts"
+    far = "by NCCL where each rank has a GPU of its own" if nccl_version(libraries, config) else "through host memory"
+    return f"on the GPU between ranks of one host, between hosts {far}"
 
 
 def _places(kind: _Kind, config: Config) -> list[tuple[int, str]]:

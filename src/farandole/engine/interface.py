@@ -114,6 +114,7 @@ COUNTERS: tuple[str, ...] = (
     "step_bytes",
     "waited_ns",
     "on_device_bytes",
+    "nccl_bytes",
 )
 
 

@@ -29,25 +29,25 @@ def usable(framework: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in (f"farandole.{framework}", framework))
 
 
-def nccl() -> str:
-    """Which NCCL was found, and how CUDA tensors are sent."""
+def nccl() -> tuple[bool, str]:
+    """Whether NCCL may be used; which was found, and how CUDA tensors are sent."""
     from farandole.engine import cuda
 
     try:
         config = Config.from_environment()
         libraries = cuda.libraries(config)
     except (LibraryMissing, ValueError) as error:
-        return f"not looked for: {error}"
+        return False, f"not looked for: {error}"
     found = libraries[-1]
-    what = f"{found.version} is found in {found.path}, not used yet" if found.usable else found.why
-    return f"{what}; CUDA tensors go {cuda.way(libraries, config)}"
+    what = f"{found.version} is found in {found.path}" if found.usable else found.why
+    return cuda.nccl_version(libraries, config) > 0, f"{what}; CUDA tensors go {cuda.way(libraries, config)}"
 
 
 def table() -> str:
     """The text of the table."""
     lines = [f"Farandole v{package_version()} (instead of Horovod):", "", "Available Frameworks:"]
     lines += [_row(title, usable(name), "") for title, name in FRAMEWORKS]
-    operations = (("NCCL", False, nccl()), *OPERATIONS)
+    operations = (("NCCL", *nccl()), *OPERATIONS)
     for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", operations)):
         lines += ["", title, *(_row(*row) for row in rows)]
     return "\n".join(lines) + "\n"

@@ -155,7 +155,7 @@ class Options:
         """The variables that ranks get for the settings of flags and of the file, with all their names."""
         # Ranks get our own value in these variables. They get the user's value in the main variable of the setting.
         covered = {f"variable {name}" for name in OF_OUR_LAUNCHERS}
-        of_nccl = {"NCCL_IB_DISABLE": "1"} if self.tcp else {}  # for other libraries in the ranks
+        of_nccl = {"NCCL_IB_DISABLE": "1"} if self.tcp else {}  # for NCCL
         of_programs = {
             SETTINGS[name].variable: chosen.text() for name, chosen in self.settings.items() if chosen.source in covered
         }

@@ -58,6 +58,8 @@ class Plan:
         variables = {**more, "FARANDOLE_RENDEZVOUS": prepared.address}
         if self.interfaces:
             variables["FARANDOLE_NETWORK_INTERFACES"] = ",".join(self.interfaces)
+            if "NCCL_SOCKET_IFNAME" not in self.environ:
+                variables["NCCL_SOCKET_IFNAME"] = ",".join(self.interfaces)
         variables.update(self.of_host(host))
         if self.extra:
             variables.update(self.extra[rank])

@@ -292,11 +292,11 @@ def nccl() -> str:
         return ""
     wrong = [one for one in others if not one.usable and (driver.usable or one.source != cuda.Source.NONE)]
     good = [f"{one.title} {one.version} in {env.tilde(one.path)}" for one in others if one.usable]
-    if others[1].usable:
-        good[-1] += ": found, not used yet"
+    if others[1].aborts_hang:
+        good[-1] += ": not used, an abort of this version may hang when a rank dies"
     if wrong:
         text = "; ".join([*good, *(f"{one.title}: {one.why}" for one in wrong)])
-        remedy = "NVRTC compiles the kernels, nothing needs NCCL yet; FARANDOLE_NCCL_LIBRARY and "
+        remedy = "NVRTC compiles the kernels, NCCL connects GPUs of several hosts; FARANDOLE_NCCL_LIBRARY and "
         raise Problem(text, remedy + "FARANDOLE_NVRTC_LIBRARY name a file", note=True)
     return "; ".join(good)
 

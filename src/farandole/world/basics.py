@@ -1,5 +1,5 @@
 # Horovod's functions of one process: init, shutdown, rank, size, process sets, timelines, what was built.
-# Touches the rooms base and clusters; the files groups and runtime.
+# Touches the rooms base, engine and clusters; the files groups and runtime.
 """What scripts call; `runtime` does the work."""
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..base.config import Config, environment
+from ..base.errors import LibraryMissing
+from ..engine import cuda
 from .groups import ProcessSet, as_sets, global_process_set
 from .runtime import runtime
 
@@ -181,8 +183,15 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0, also where NCCL is installed: no operation uses it yet. `farandole doctor` says which NCCL is here."""
-    return 0
+    """NCCL's version code (22809 is 2.28.9) if CUDA tensors may travel by it here; else 0. Loads CUDA's libraries.
+
+    `farandole doctor` says which NCCL is here, or why it is not used.
+    """
+    config = Config.from_environment()
+    try:
+        return cuda.nccl_version(cuda.libraries(config), config)
+    except LibraryMissing:
+        return 0
 
 
 def ddl_built() -> bool:
@@ -196,7 +205,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False, also where a GPU is: CUDA tensors go through host memory. `farandole doctor` names the GPUs."""
+    """False: nothing here is compiled with CUDA, which is found at run time. `farandole doctor` names the GPUs."""
     return False
 
 
