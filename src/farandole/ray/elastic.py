@@ -57,17 +57,11 @@ class ElasticRayExecutor:
             raise ValueError(f"gpus_per_slot must be >= 1: Got {gpus_per_slot}.")
         self._env_vars = dict(env_vars or {})
         self._executor = RayExecutor(
-            settings,
-            min_workers=settings.min_num_proc or 1,
-            max_workers=settings.max_num_proc,
-            reset_limit=settings.reset_limit,
-            cooldown_range=settings.cooldown_range,
-            elastic_timeout=settings.elastic_timeout,
-            cpus_per_worker=cpus_per_slot,
-            use_gpu=use_gpu,
-            gpus_per_worker=gpus_per_slot,
-            override_discovery=override_discovery,
-        )
+            settings, min_workers=settings.min_num_proc or 1, max_workers=settings.max_num_proc,
+            reset_limit=settings.reset_limit, cooldown_range=settings.cooldown_range,
+            elastic_timeout=settings.elastic_timeout, cpus_per_worker=cpus_per_slot, use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_slot, override_discovery=override_discovery,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Call it before `run`."""
