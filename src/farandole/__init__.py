@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # star imports give these names to users of the package, as t
     from .engine.interface import ReduceOp as ReduceOp
     from .launch.executor import Executor as Executor
     from .launch.executor import run as run
+    from .launch.notebook import notebook_launcher as notebook_launcher
     from .operations.objects import allgather_object as allgather_object
     from .operations.objects import broadcast_object as broadcast_object
     from .operations.ops import *  # noqa: F403
@@ -38,6 +39,7 @@ _HOMES = {  # where each public name lives
     ),
     "world.groups": "ProcessSet global_process_set",
     "launch.executor": "Executor run",
+    "launch.notebook": "notebook_launcher",
     "operations.objects": "allgather_object broadcast_object",
     "operations.ops": (
         "Adasum Average Max Min Product Sum allgather allgather_async allreduce allreduce_ allreduce_async "

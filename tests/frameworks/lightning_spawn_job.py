@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ class Line(pl.LightningModule):
         """The same data."""
         self.log("val", self.loss(batch), sync_dist=True)
 
-    test_step = validation_step
+    def test_step(self, batch: Any, index: int) -> None:
+        """The same, with two warnings; the script wants to see only one."""
+        warnings.warn("a warning that the script shows", stacklevel=1)
+        warnings.warn("a warning that the script hides", stacklevel=1)
+        self.validation_step(batch, index)
 
     def configure_optimizers(self) -> Any:
         """SGD without momentum."""
@@ -53,6 +58,12 @@ def chosen(name: str) -> Any:
     from farandole.lightning import FarandoleStrategy
 
     return FarandoleStrategy()
+
+
+def asked(trainer: pl.Trainer) -> list[Any]:
+    """What scripts ask a trainer about ranks and devices."""
+    ranks = [trainer.world_size, trainer.num_devices, trainer.num_nodes, trainer.global_rank, trainer.local_rank]
+    return [*ranks, trainer.node_rank, trainer.is_global_zero, list(map(str, trainer.device_ids))]
 
 
 def main() -> None:
@@ -73,9 +84,11 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    before = asked(trainer)
     trainer.fit(line, data, data)
     report: dict[str, Any] = {
         "pid": os.getpid(),
+        "asked": [before, asked(trainer)],
         "metrics": {name: round(float(value), 4) for name, value in sorted(trainer.callback_metrics.items())},
         "best": Path(best.best_model_path).name,
         "same best": trainer.checkpoint_callback.best_model_path == best.best_model_path,  # type: ignore[union-attr]
@@ -86,6 +99,7 @@ def main() -> None:
         "loaded": torch.load(best.best_model_path, weights_only=False)["epoch"],
     }
     if sys.argv[1] == "farandole":  # the same data, in ranks of its own once more
+        warnings.filterwarnings("ignore", message="a warning that the script hides")
         [tested] = trainer.test(line, data, ckpt_path="best", verbose=False)
         assert round(tested["val"], 4) == report["metrics"]["val"], (tested, report)
     print("said " + json.dumps(report), flush=True)

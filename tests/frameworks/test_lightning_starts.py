@@ -252,6 +252,9 @@ def test_after_the_trainer_has_started_ranks_its_properties_are_those_after_ddp_
         [line] = [line for line in text.splitlines() if line.startswith("said ")]
         found[strategy] = json.loads(line[5:])
         found[strategy].pop("pid")
+        if strategy == "farandole":  # the filters of the script hold in the ranks
+            assert "a warning that the script shows" in text and "that the script hides" not in text, text
     assert found["farandole"] == found["ddp_spawn"] == found["object"]
+    assert [answers[0] for answers in found["farandole"]["asked"]] == [2, 2]  # the number of ranks
     assert set(found["farandole"]["metrics"]) == {"train", "train_epoch", "train_step", "val"}, found
     assert found["farandole"]["state"][2] and found["farandole"]["there"] == [found["farandole"]["best"]]

@@ -47,12 +47,15 @@ class Environment:
         """Whether this process is a rank of a job."""
         return launched()
 
+    # The ranks that this process will start; before and after them Lightning asks how many there are.
+    ranks_to_start = 1
+
     def _of_world(self, name: str, alone: int) -> int:
         return int(getattr(runtime.config, name)) if runtime.initialized else alone
 
     def world_size(self) -> int:
         """The number of ranks."""
-        return self._of_world("size", 1)
+        return self._of_world("size", self.ranks_to_start)
 
     def set_world_size(self, size: int) -> None:
         """Does nothing: the job has its size already."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,7 @@ class ProcessStarter:
         """Runs the function in all ranks. Returns rank 0's result, and copies its trainer's state to `trainer`."""
         if trainer is None and lightning_names.does_nothing(fabric_of(self._tree), function):
             self._run_script_again()
-        work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
+        work = (function, args, kwargs, trainer, self._number, self._tree, _generators(), _filters())
         self._executor = Executor(self._number)
         try:
             with self._executor as executor:
@@ -95,6 +96,22 @@ def _generators() -> Any:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
+def _filters() -> list[Any]:
+    """What the script does with warnings, first the filter that counts most."""
+    found: list[Any] = []
+    for action, text, category, module, line in warnings.filters:
+        # A part is a pattern, None, or, in filters that Python makes itself, text.
+        patterns = [getattr(part, "pattern", part or "") for part in (text, module)]  # type: ignore[arg-type]
+        found.append((action, patterns[0], category, patterns[1], line))
+    return found
+
+
+def _filter_warnings(filters: list[Any]) -> None:
+    warnings.resetwarnings()
+    for action, text, category, module, line in filters:
+        warnings.filterwarnings(action, text, category, module, line, append=True)
+
+
 def _work(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -103,8 +120,10 @@ def _work(
     number: int,
     tree: str,
     generators: Any,
+    filters: Any,
 ) -> tuple[Any, Any]:
     """Runs in each rank. Function, arguments and trainer are in one pickle, so objects that they share stay shared."""
+    _filter_warnings(filters)
     random.setstate(generators[0])
     np.random.set_state(generators[1])
     torch.set_rng_state(generators[2])

@@ -98,6 +98,7 @@ class Ranks:
             self._tell_rank()
             self._launcher = ElasticRestart() if runtime.config.elastic else None
         elif len(self.parallel_devices or []) > 1:
+            self.cluster_environment.ranks_to_start = len(self.parallel_devices)
             self._launcher = ProcessStarter(len(self.parallel_devices), self.tree)
 
     def _tell_rank(self) -> None:
