@@ -37,3 +37,10 @@ verbose = 1 if hvd.rank() == 0 else 0
 history = mnist_model.fit(dataset, steps_per_epoch=50 // hvd.size(), callbacks=callbacks, epochs=6, verbose=verbose)
 if hvd.rank() == 0:
     print(f"\naccuracy {history.history['accuracy'][-1]:.3f} with horovod {horovod.__version__}")
+
+# An optimizer of tf.compat.v1, which tf_keras hides from the callback.
+model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+model.compile(loss="mse", optimizer=tf.compat.v1.train.AdamOptimizer(scaled_lr))
+model.fit(
+    images[:32], images[:32, :3], epochs=1, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+)

@@ -73,6 +73,7 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
     found = list(model.variables)
     seen = {id(one) for one in accumulated(optimizer)}
     if optimizer is not None:
-        variables = optimizer.variables
+        # tf_keras keeps an optimizer of tf.compat.v1 inside of an object without variables.
+        variables = optimizer.variables if hasattr(optimizer, "variables") else optimizer.optimizer.variables
         found += list(variables() if callable(variables) and not isinstance(variables, (list, tuple)) else variables)
     return [one for one in found if not (id(one) in seen or seen.add(id(one)))]  # type: ignore[func-returns-value]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..operations.pending import chosen_op
 from ..operations.reductions import Adasum, Average
 from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from .aggregation import LocalGradientAggregationHelper, persistent_variable, true_after
 from .compression import Compression
 from .framework import tf
@@ -29,6 +31,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
+        self._computes = False  # compute_gradients() was called, or a warning was given
         self._reduction = Reduction(
             compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
         )
@@ -49,6 +52,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Like the wrapped optimizer's, reduced over the ranks."""
+        self._computes = True
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if not pairs:
             return []
@@ -57,6 +61,14 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Like the wrapped optimizer's. With several passes per step, it applies at the last pass."""
+        if not self._computes and runtime.size > 1:
+            self._computes = True
+            warnings.warn(
+                "apply_gradients() of this optimizer uses gradients as they are; compute_gradients() and minimize() "
+                "reduce them, and here neither was called. If nothing else reduces them, the ranks train alone: use "
+                "hvd.DistributedGradientTape, and in fit() of Keras an optimizer of Keras",
+                stacklevel=2,
+            )
         return self._aggregation.apply_gradients(lambda: self._optimizer.apply_gradients(*args, **kwargs))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:

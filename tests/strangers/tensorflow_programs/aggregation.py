@@ -1,5 +1,7 @@
 """Gradients of several backward passes before one reduction, in a Keras optimizer that is driven by hand.
-Ends with the weights of one process that adds up the same passes."""
+Ends with the weights of one process that adds up the same passes, and with a warning about one that reduces nothing."""
+
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -36,3 +38,9 @@ for average in (True, False):
         if (number + 1) % PASSES == 0:
             wanted, total = wanted - 0.1 * total / (PASSES if average else 1), 0.0
     np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-7)
+
+plain = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    plain.apply_gradients([(tf.ones([3, 2], tf.float64), weight)])  # as tf_keras's fit does with such an optimizer
+assert hvd.size() == 1 or any("the ranks train alone" in str(one.message) for one in caught)
