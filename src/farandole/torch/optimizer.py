@@ -238,7 +238,21 @@ def _restore(
     return optimizer
 
 
+# Horovod's optimizer calls these for each gradient. A class that overrides one wants another way of reducing.
+OF_EACH_GRADIENT = (
+    "_register_hooks", "_make_hook", "_allreduce_grad_async", "_grouped_allreduce_grad_async",
+    "_sparse_allreduce_grad_async",
+)  # fmt: skip
+
+
 def _attach_gradients(optimizer: Any, gradients: Gradients) -> None:
+    classes = [one for one in type(optimizer).__mro__ if issubclass(one, _DistributedOptimizer)]
+    for name in OF_EACH_GRADIENT:
+        if any(name in vars(one) for one in classes):  # a method of the wrapped class may have such a name
+            raise NotImplementedError(
+                f"{type(optimizer).__name__} has its own {name}(), which would not be called: gradients are reduced in "
+                "buckets here. Write a compressor and give it as compression=, or override synchronize()"
+            )
     optimizer._gradients = gradients
     optimizer._should_synchronize, optimizer._synchronized, optimizer._for_scaler = True, False, False
 

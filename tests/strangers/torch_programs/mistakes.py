@@ -29,6 +29,15 @@ if size > 1:
 fails(ValueError, lambda: hvd.broadcast(torch.ones(1), root_rank=size, name="no such root"))
 fails(ValueError, lambda: hvd.alltoall(torch.ones(3), splits=[3] + [1] * (size - 1), name="splits"))
 fails(ValueError, lambda: hvd.allreduce(torch.ones(4, 2).t(), name="not contiguous"))
+
+
+class Sparsifying(hvd.optimizer._DistributedOptimizer, torch.optim.SGD):
+    def _allreduce_grad_async(self, p):
+        raise AssertionError("never called")
+
+
+layer = torch.nn.Linear(1, 1)
+fails(NotImplementedError, lambda: Sparsifying(layer.parameters(), layer.named_parameters(), hvd.Compression.none))
 handles = [hvd.allreduce_async(torch.ones(1), name="twice")]
 try:
     handles.append(hvd.allreduce_async(torch.ones(1), name="twice"))
