@@ -83,7 +83,10 @@ class World:
         if config.timeline and config.timeline.lower() != "dynamic" and self.engine.rank == 0:
             # A later generation must not overwrite the timeline of an earlier one.
             later = f".{self.session.generation}" if config.worker >= 0 and self.session.generation > 1 else ""
-            self.trace(config.timeline + later, config.timeline_mark_cycles)
+            try:
+                self.trace(config.timeline + later, config.timeline_mark_cycles)
+            except OSError as error:  # in Horovod the job goes on, and jobs run whose folder for timelines is missing
+                _log.error("HOROVOD_TIMELINE=%s: no timeline is written: %s", config.timeline, error)
 
     def stop_trace(self) -> None:
         timeline, self.timeline = self.timeline, None

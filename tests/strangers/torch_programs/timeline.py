@@ -48,3 +48,7 @@ hvd.barrier()
 hvd.start_timeline(path if hvd.rank() else os.devnull)  # the folder is gone: only rank 0 opens the file
 hvd.allreduce(torch.ones(1))
 hvd.stop_timeline()
+hvd.shutdown()
+os.environ["HOROVOD_TIMELINE"] = path  # still without its folder: the job goes on without a timeline
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size() and not os.path.exists(path)
