@@ -44,3 +44,39 @@ model.compile(loss="mse", optimizer=tf.compat.v1.train.AdamOptimizer(scaled_lr))
 model.fit(
     images[:32], images[:32, :3], epochs=1, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
 )
+
+# Keras of TensorFlow 1: a graph in a session, whose callbacks read and write variables through it.
+with tf.Graph().as_default():
+    backend = tf.compat.v1.keras.backend
+    backend.set_session(tf.compat.v1.Session())
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, activation="softmax", input_shape=(8,))])
+    model.compile(
+        loss="sparse_categorical_crossentropy",
+        optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(scaled_lr, momentum=0.9)),
+    )
+    history = model.fit(
+        images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()], batch_size=32, epochs=3, verbose=0,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(initial_lr=scaled_lr, warmup_epochs=2),
+        ],
+    )  # fmt: skip
+    weights = hvd.allgather(np.concatenate([weight.reshape(-1) for weight in model.get_weights()])[None])
+    assert (weights == weights[0]).all() and history.history["loss"][-1] < history.history["loss"][0]
+    np.testing.assert_allclose(
+        [history.history["lr"][-1], backend.get_value(model.optimizer.momentum)], [scaled_lr, 0.9]
+    )
+
+# Several passes in an optimizer that makes its variables at its first step.
+weight = tf.Variable([1.0, 2.0])
+opt = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1, momentum=0.9), backward_passes_per_step=2)
+
+
+@tf.function
+def one_pass():
+    opt.apply_gradients([(tf.ones(2) * (hvd.rank() + 1.0), weight)])
+
+
+one_pass()
+one_pass()
+np.testing.assert_allclose(weight, np.array([1.0, 2.0]) - 0.1 * (hvd.size() + 1), rtol=1e-6)

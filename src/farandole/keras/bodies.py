@@ -18,7 +18,7 @@ import numpy as np
 from ..operations import ops
 from ..operations.reductions import Average
 from ..world.basics import rank, size
-from .framework import array_of, sync_variables_from_jax, variables_of
+from .framework import array_of, assign, sync_variables_from_jax, variables_of
 from .values import broadcast_variables
 
 _log = logging.getLogger("farandole")
@@ -122,12 +122,14 @@ class Schedule:
         # Momentum has steps of the old rate. If it is a constant of the compiled step, it cannot be corrected.
         if self.momentum_correction and hasattr(momentum, "assign") and old > 0:
             self._momentum = float(array_of(momentum))
-            momentum.assign(self._momentum * new / old)
+            assign(momentum, self._momentum * new / old)
 
     def on_train_begin(self, logs: Any = None) -> None:
         params: Any = self.params or {}  # type: ignore[attr-defined]
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = params.get("steps")
+            if not self.steps_per_epoch and params.get("samples") and params.get("batch_size"):
+                self.steps_per_epoch = params["samples"] // params["batch_size"]  # Keras of TensorFlow 1 says these
             if not self.steps_per_epoch:
                 raise ValueError("the number of batches per epoch is not known: pass steps_per_epoch to the callback")
 
@@ -146,7 +148,7 @@ class Schedule:
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._momentum is not None:
             sync_variables_from_jax(self.model)  # type: ignore[attr-defined]
-            self.model.optimizer.momentum.assign(self._momentum)  # type: ignore[attr-defined]
+            assign(self.model.optimizer.momentum, self._momentum)  # type: ignore[attr-defined]
             self._momentum = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -12,7 +12,7 @@ from ..elastic.state import ObjectState
 from ..engine.interface import Array
 from ..operations.objects import broadcast_object
 from ..world.basics import rank
-from .framework import array_of, variables_of
+from .framework import array_of, assign, variables_of
 from .values import broadcast_variables
 
 
@@ -52,9 +52,9 @@ class KerasState(ObjectState):
         """Returns to the last copy; the variables of an optimizer that was built later become zero."""
         variables = self._variables()
         for variable, value in zip(variables, self._copies, strict=False):
-            variable.assign(value)
+            assign(variable, value)
         for variable in variables[len(self._copies) :]:
-            variable.assign(np.zeros_like(array_of(variable)))
+            assign(variable, np.zeros_like(array_of(variable)))
         super().restore()
 
     def sync(self) -> None:

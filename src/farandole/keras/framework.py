@@ -55,8 +55,30 @@ def require() -> Any:
 
 def array_of(value: Any) -> Array:
     """The values of a variable or tensor of any backend."""
+    session = _of_sessions()
+    if session is not None and hasattr(value, "graph"):
+        return np.asarray(session.get_value(value))
     detached = value.detach().cpu() if hasattr(value, "detach") else value
     return np.asarray(detached.numpy() if hasattr(detached, "numpy") else detached)
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Gives a variable of any backend a value, now."""
+    session = _of_sessions()
+    if session is None:
+        variable.assign(value)
+    else:
+        session.set_value(variable, value)
+
+
+def _of_sessions() -> Any:
+    """What reads and writes variables where TensorFlow builds graphs for sessions, as in scripts for TensorFlow 1 with
+    tf_keras; None elsewhere.
+    """
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None or tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    return tf.compat.v1.keras.backend
 
 
 def sync_variables_from_jax(model: Any) -> None:

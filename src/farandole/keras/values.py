@@ -16,7 +16,7 @@ from ..operations.pending import checked_compression, chosen_op
 from ..operations.reductions import Average
 from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
-from .framework import array_of, require
+from .framework import array_of, assign, require
 
 
 def allreduce(
@@ -78,7 +78,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
     if failure is not None:
         raise failure
     for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)
+        assign(variable, array)
 
 
 def _as_sendable(array: Any) -> Any:

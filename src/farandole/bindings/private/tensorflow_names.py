@@ -23,6 +23,10 @@ _ACCUMULATED = (
     "telling gradients that are still added up from a Keras optimizer's state",
     "they count as its state: rank 0 broadcasts its own with the variables",
 )
+_SLOTS = (
+    "making the variables of an optimizer of tf_keras.optimizers.legacy",
+    "these optimizers with backward_passes_per_step > 1 raise RuntimeError",
+)
 _VARIABLES = ("the variables of a Keras optimizer", "apply() without variables raises RuntimeError: give them to it")
 
 
@@ -51,6 +55,17 @@ def check_sums(optimizer: type) -> None:
             f"this release of Keras does not give access to the gradients that {optimizer.__name__} has accumulated: "
             "train without gradient_accumulation_steps and with backward_passes_per_step=1"
         )
+
+
+def make_slots(optimizer: Any, variables: list[Any]) -> None:
+    """Makes the variables of an optimizer of tf_keras before its first step."""
+    make = getattr(optimizer, "build", None) or of(optimizer, "_create_all_weights", *_SLOTS)
+    if make is None:
+        raise RuntimeError(
+            f"this release of tf_keras does not make the variables of {type(optimizer).__name__} when it is asked: "
+            "train with backward_passes_per_step=1, or use the optimizer of tf_keras.optimizers"
+        )
+    make(variables)
 
 
 def accumulated(optimizer: Any) -> list[Any]:

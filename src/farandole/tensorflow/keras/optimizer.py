@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...bindings.private.tensorflow_names import make_slots
 from ...keras.models import loaded
 from ...keras.optimizer import make, with_methods
 from ...operations.pending import chosen_op
@@ -50,7 +51,7 @@ class ReducedGradients:
         # Slots are variables, which cannot be made inside the branch that applies.
         if aggregation.backward_passes_per_step > 1:
             with tf.init_scope():
-                base.build(list(variables))
+                make_slots(self, list(variables))
         pairs = list(zip(reduced, variables, strict=True))
         return aggregation.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs))
 
