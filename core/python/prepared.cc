@@ -1,6 +1,7 @@
 // A prepared request: a script repeats it on tensors of one kind, so only what may differ is checked.
 // Touches core/api/farandole.h and Python.
 #include <algorithm>
+#include <cstring>
 
 #include "python/calls.h"
 #include "python/dlpack.h"
@@ -18,8 +19,36 @@ struct Prepared {
   bool running;
 };
 
+// The kind of elements in DLPack's numbers, by the letter that Python's struct module has for them; -1: none of ours.
+int code_of(const char* format) {
+  if (format == nullptr || format[0] == 0 || format[1] != 0) return -1;
+  if (std::strchr("bhilq", format[0]) != nullptr) return 0;
+  if (std::strchr("BHILQ", format[0]) != nullptr) return 1;
+  if (std::strchr("efd", format[0]) != nullptr) return 2;
+  return format[0] == '?' ? 6 : -1;
+}
+
+// A NumPy array by its buffer, which has no strides and can be written to. The shape is valid until this thread's next
+// call.
+int read_array(void* object, DLTensor* tensor) {
+  thread_local std::int64_t shape[64];
+  Py_buffer view;
+  if (PyObject_GetBuffer(static_cast<PyObject*>(object), &view, PyBUF_ND | PyBUF_FORMAT | PyBUF_WRITABLE) != 0)
+    return -1;
+  const int code = code_of(view.format);
+  *tensor = {
+      view.buf, kCpu,    0, view.ndim, static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * view.itemsize), 1,
+      shape,    nullptr, 0};
+  for (int i = 0; i < view.ndim; ++i) shape[i] = view.shape[i];
+  PyBuffer_Release(&view);
+  if (code >= 0) return 0;
+  PyErr_SetString(PyExc_ValueError, "elements of a type that the core does not know");
+  return -1;
+}
+
 // How to read tensors of this type; null without an error: not possible.
 auto find_reader(PyObject* type) -> decltype(DLExchange::read) {
+  if (reinterpret_cast<PyTypeObject*>(type) == package.ndarray) return read_array;
   Ref capsule(PyObject_GetAttr(type, names.__dlpack_c_exchange_api__));
   if (!capsule) {
     if (PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();

@@ -48,3 +48,60 @@ report(failed=failed)
 hvd.shutdown()
 """
     assert jobs.run(body, 2, ["one", "two"], env=ENGINE[engine]) == [{"failed": []}] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_repeated_call_takes_whatever_array_comes_next(engine: str) -> None:
+    body = """
+import threading
+hvd.init()
+failed = []
+def check(what, found, expected):
+    if not (type(found) is np.ndarray and found.dtype == expected.dtype and np.array_equal(found, expected)):
+        failed.append(f"{what}: {found!r}, not {expected!r}")
+def both(what, array, expected):
+    before = array.copy()
+    check(what, hvd.allreduce(array, op=hvd.Sum, name="x"), expected)
+    check(what + ", input", array, before)
+    given = hvd.allreduce_(array, op=hvd.Sum, name="y")
+    check(what + ", in place", array, expected)
+    if given is not array: failed.append(f"{what}: another array is given back")
+# The same names again and again: other types, shapes and memory must not be taken for the first one's.
+for turn in range(3):
+    for kind in "? b B h H i l e f d".split():
+        one = np.array([[1, 0], [1, rank]], kind)
+        both(kind, one, (one + np.array([[1, 0], [1, 1 - rank]], kind)).astype(kind))
+    both("other shape", np.full((3, 1), rank, "f"), np.ones((3, 1), "f"))
+    both("no dimension", np.array(rank + 1.0), np.array(3.0))
+    both("empty", np.zeros((0, 4)), np.zeros((0, 4)))
+    whole = np.zeros(6) + rank
+    hvd.allreduce_(whole[1:4], op=hvd.Sum, name="y")
+    check("a part", whole, np.array([rank, 1, 1, 1, rank, rank], float))
+def refused(kind, what, array):
+    for name, call in (("x", hvd.allreduce), ("y", hvd.allreduce_)):
+        try: call(array, op=hvd.Sum, name=name)
+        except kind as error:
+            if what not in str(error): failed.append(f"{error}, not {what}")
+        else:
+            if (name, what) != ("x", "read-only"): failed.append(f"{what} is not refused")
+refused(ValueError, "not contiguous", np.zeros((4, 4)).T)
+refused(ValueError, "not supported", np.zeros(2, "c16"))
+frozen = np.ones(2)
+frozen.flags.writeable = False
+refused(ValueError, "read-only", frozen)
+# A mismatch of a known call is an error on both ranks, and the next call works.
+try: hvd.allreduce_(np.ones(2 + rank), op=hvd.Sum, name="y")
+except hvd.HorovodInternalError: pass
+else: failed.append("no error for different shapes")
+both("after an error", np.ones(2), np.full(2, 2.0))
+# Threads of one process share what is known of a name's first call.
+def many(number):
+    for turn in range(50): check("thread", hvd.allreduce_(np.full(4, number + turn), name=f"t{number}", op=hvd.Sum),
+                                 np.full(4, 2 * (number + turn)))
+threads = [threading.Thread(target=many, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+report(failed=failed)
+hvd.shutdown()
+"""
+    assert jobs.run(body, 2, ["one", "two"], env=ENGINE[engine]) == [{"failed": []}] * 2

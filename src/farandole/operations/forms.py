@@ -38,6 +38,9 @@ GROUP_IN_PLACE: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]", in_place=
 NOTHING: Form[None] = Form(_wait, "None")
 HANDLE: Form[int] = Form(_begin, "int")
 HANDLE_IN_PLACE: Form[int] = Form(_begin, "int", in_place=True)
+# The caller waits itself, and the call is known then (repeats.py).
+FIRST_CALL: Form[Submission] = Form(lambda begun: begun, "Submission")
+FIRST_CALL_IN_PLACE: Form[Submission] = Form(lambda begun: begun, "Submission", in_place=True)
 
 
 def variant(

@@ -13,7 +13,10 @@ from typing import Any
 
 from ..engine.interface import DType, Kind
 from ..world.groups import ProcessSet, global_process_set
+from . import repeats
 from .forms import (
+    FIRST_CALL,
+    FIRST_CALL_IN_PLACE,
     GROUP,
     GROUP_IN_PLACE,
     HANDLE,
@@ -80,6 +83,40 @@ __all__ = [
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
 
+# The two that wait are no variants: such a call must cost as little as possible.
+def allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Any:  # fmt: skip
+    """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
+    id = getattr(process_set, "process_set_id", None)
+    key = (False, name, op, average, prescale_factor, postscale_factor, id, dtype)
+    result = repeats.again(key, tensor)
+    if result is None:
+        begun = _allreduce(
+            FIRST_CALL, tensor, average, name, op, prescale_factor, postscale_factor, process_set, dtype=dtype
+        )
+        result = repeats.first(key, tensor, begun)
+    return result
+
+
+def allreduce_(
+    tensor: Any, average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Any:  # fmt: skip
+    """Allreduce in place; gives `tensor` back."""
+    id = getattr(process_set, "process_set_id", None)
+    key = (True, name, op, average, prescale_factor, postscale_factor, id, dtype)
+    if repeats.again(key, tensor) is None:
+        begun = _allreduce(
+            FIRST_CALL_IN_PLACE, tensor, average, name, op, prescale_factor, postscale_factor, process_set, dtype=dtype
+        )
+        repeats.first(key, tensor, begun)
+    return tensor
+
+
 def _allreduce(
     form: Form[Result], tensor: Any, average: bool | None = None, name: str | None = None, op: Any = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
@@ -92,11 +129,9 @@ def _allreduce(
     )
 
 
-allreduce = variant("allreduce", _allreduce, WAIT)
 allreduce_async = variant(
     "allreduce_async", _allreduce, HANDLE, "Begins an allreduce; `synchronize` gives the new array."
 )
-allreduce_ = variant("allreduce_", _allreduce, WAIT_IN_PLACE, "Allreduce in place; gives `tensor` back.")
 allreduce_async_ = variant("allreduce_async_", _allreduce, HANDLE_IN_PLACE, "Begins an allreduce in place.")
 
 

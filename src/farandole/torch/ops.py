@@ -13,7 +13,7 @@ import torch
 
 from ..engine.interface import ReduceOp
 from ..operations import requests
-from ..operations.forms import HANDLE, HANDLE_IN_PLACE, Form, Result, variant
+from ..operations.forms import FIRST_CALL_IN_PLACE, HANDLE, HANDLE_IN_PLACE, Form, Result, variant
 from ..operations.pending import Submission, chosen_op, poll, synchronize
 from ..operations.reductions import Average, Sum
 from ..world.groups import ProcessSet, global_process_set
@@ -110,8 +110,6 @@ def begin_alltoall(
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
-# The caller waits itself, and then knows the call (repeats.py).
-FIRST_CALL: Form[Submission] = Form(lambda begun: begun, "Submission", True)
 GROUP_IN_PLACE: Form[tuple[torch.Tensor, ...]] = Form(methodcaller("result"), "tuple[torch.Tensor, ...]", True)
 
 
@@ -123,7 +121,9 @@ def allreduce_(
     """Allreduce in place; returns `tensor`."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
     if repeats.again(key, tensor) is None:
-        begun = _allreduce(FIRST_CALL, tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        begun = _allreduce(
+            FIRST_CALL_IN_PLACE, tensor, average, name, op, prescale_factor, postscale_factor, process_set
+        )
         repeats.first(key, tensor, begun)
     return tensor
 

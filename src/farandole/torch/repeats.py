@@ -1,5 +1,5 @@
 # Operations that a script repeats: what the first call checked and packed is kept.
-# Touches torch; the rooms engine, operations and world; the file memory.
+# Touches torch; the rooms engine and operations; the file memory.
 """For small tensors, preparing a call costs more than the operation. A known call only checks the tensor and runs."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..engine.interface import Span
+from ..operations import repeats
 from ..operations.pending import Submission
 from ..world.runtime import runtime
 from .memory import span, tensor_of, type_of
@@ -19,7 +20,6 @@ from .memory import span, tensor_of, type_of
 # into the result.
 KEPT = (16 << 20) + 1
 SHARED = 4 << 20  # kShareResults in core/collective/select.h
-MOST = 1024  # known calls in a world; scripts that never repeat a name must not fill the memory
 
 
 class _Known:
@@ -42,11 +42,7 @@ def _spans(tensor: torch.Tensor, result: torch.Tensor | None) -> tuple[Span, Spa
 
 def again(key: Any, tensor: torch.Tensor) -> torch.Tensor | None:
     """Runs the call if it is known and the tensor is of the same kind as before. Gives its result, or None."""
-    repeats = runtime.world.repeats
-    try:
-        known = repeats.get(key)
-    except TypeError:
-        return None  # an argument of a wrong type
+    known = repeats.known(key)
     if known is None or tensor.is_neg():
         return None
     if known.in_place:
@@ -63,7 +59,7 @@ def again(key: Any, tensor: torch.Tensor) -> torch.Tensor | None:
     if result is not None:
         if outcome.output.shape == known.result:
             return result
-        repeats.pop(key, None)  # other ranks have sent more or less than before, and may do so again
+        runtime.world.repeats.pop(key, None)  # other ranks have sent more or less than before, and may do so again
     return tensor_of(outcome.output, known.bfloat16)
 
 
@@ -72,11 +68,8 @@ def first(key: Any, tensor: torch.Tensor, begun: Submission, kept: int = KEPT) -
     result = begun.result()
     if tensor.is_cpu:
         known = _known(tensor, result, begun, kept)
-        repeats = begun.world.repeats
-        if len(repeats) >= MOST:
-            repeats.clear()
         if known is not None:
-            repeats[key] = known
+            repeats.remember(begun.world, key, known)
     return result
 
 

@@ -55,7 +55,7 @@ class World:
         self.timeline: Timeline | None = None
         self.tuner: Tuner | None = None  # on rank 0 of a job with autotune
         self.handles: dict[int, Pending] = {}
-        self.repeats: dict[Any, Any] = {}  # operations that scripts call repeatedly (torch/repeats.py)
+        self.repeats: dict[Any, Any] = {}  # operations that scripts call repeatedly (operations/repeats.py)
         self.joins = 0  # calls of join(); all ranks have made as many when they train together
         self.exchanged = False  # a call of the script has exchanged more than a few numbers, other than a broadcast
         self._numbers = itertools.count(1)
