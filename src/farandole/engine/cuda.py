@@ -133,7 +133,8 @@ def way(libraries: list[Library], config: Config) -> str:
         why = "the setting gpu is host"
     if why:
         return f"through host memory: {why}"
-    between = "by NCCL where each rank has a GPU of its own" if nccl_version(libraries, config) else "through host memory"
+    by_nccl = nccl_version(libraries, config) != 0
+    between = "by NCCL where each rank has a GPU of its own" if by_nccl else "through host memory"
     return f"on the GPU between ranks of one host, between hosts {between}"
 
 
