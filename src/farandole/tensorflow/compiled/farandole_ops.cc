@@ -215,7 +215,7 @@ class Collective : public AsyncOpKernel {
     TensorShape shape = input.shape();
     // A gradient that nobody else will read becomes its own result.
     if (kind_ != kReducescatter) return context.forward_input_or_allocate_output({index + 1}, index, shape, output);
-    const std::int64_t rows = shape.dim_size(0), members = size(), own = index();
+    const std::int64_t rows = shape.dim_size(0), members = size(), own = member_index();
     shape.set_dim(0, rows / members + (own < rows % members ? 1 : 0));
     return context.allocate_output(index, shape, output);
   }
@@ -233,8 +233,8 @@ class Collective : public AsyncOpKernel {
       return absl::OkStatus();
     }
     if (splits_input.dims() != 1 || splits_input.NumElements() != members)
-      return failure(2, "splits has " + std::to_string(splits_input.NumElements()) + " entries, but the process set has " +
-                            std::to_string(members) + " ranks");
+      return failure(2, "splits has " + std::to_string(splits_input.NumElements()) +
+                            " entries, but the process set has " + std::to_string(members) + " ranks");
     std::int64_t sum = 0;
     for (std::int64_t i = 0; i < members; ++i) {
       splits.push_back(splits_input.flat<std::int64_t>()(i));
@@ -248,7 +248,7 @@ class Collective : public AsyncOpKernel {
   }
 
   std::int64_t size() const { return ranks_.empty() ? world().size : static_cast<std::int64_t>(ranks_.size()); }
-  std::int64_t index() const {
+  std::int64_t member_index() const {
     if (ranks_.empty()) return world().rank;
     for (size_t i = 0; i < ranks_.size(); ++i)
       if (ranks_[i] == world().rank) return static_cast<std::int64_t>(i);
