@@ -29,10 +29,7 @@ def register() -> None:
 
 
 def announce() -> None:
-    """Registers the backend, and if patching is allowed also the rendezvous of ranks without MASTER_ADDR.
-
-    A second call does nothing.
-    """
+    """Registers the backend once and, if patching is allowed, the rendezvous of ranks without MASTER_ADDR."""
     dist = importlib.import_module("torch.distributed")
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{cuda}": cuda for cuda in ("nccl", "gloo")}
