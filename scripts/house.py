@@ -306,6 +306,16 @@ def findings_in(path: str, text: str) -> Iterator[Finding]:
         yield from python_arrows(path, tree)
 
 
+def same_names(paths: list[str]) -> Iterator[Finding]:
+    """Finds test files of one name. pytest imports them by name alone, so it cannot collect the second one."""
+    known: dict[str, str] = {}
+    for path in paths:
+        name = path.rpartition("/")[2]
+        tested = path.startswith("tests/") and name.startswith("test_") and name.endswith(".py")
+        if tested and known.setdefault(name, path) != path:
+            yield Finding("same-name", path, 1, f"{known[name]} has the same name; pytest needs different ones")
+
+
 def check(root: Path) -> list[Finding]:
     """Every broken rule below `root` without a written exception, and every exception that is not needed."""
     found: list[Finding] = []
@@ -330,6 +340,7 @@ def check(root: Path) -> list[Finding]:
             else:
                 found.append(finding)
     found += circles(package)
+    found += same_names([file.relative_to(root).as_posix() for file in files(root)])
     if root == ROOT:
         for rule, path in sorted({(rule, path) for rule, paths in EXCEPTIONS.items() for path in paths} - used):
             found.append(Finding(rule, path, 1, "the exception in scripts/rules.py is not needed any more"))

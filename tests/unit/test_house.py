@@ -87,6 +87,13 @@ def test_files_that_import_each_other_are_found(tmp_path: Path) -> None:
     assert house.check(tmp_path) == []
 
 
+def test_test_files_with_one_name_are_found(tmp_path: Path) -> None:
+    for folder in ("unit", "ranks"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / "test_life.py").write_text("# A test.\n# Touches nothing.\n")
+    assert [(one.rule, one.path) for one in house.check(tmp_path)] == [("same-name", "tests/unit/test_life.py")]
+
+
 FINE = [
     ("core/link/rings.cc", CORE + '#include "os/memory.h"\n#include <vector>\n// calls socket() never\n'),
     ("core/os/stream.cc", CORE + "#include <sys/socket.h>\nint f(int a) { return recv(a, nullptr, 0, 0); }\n"),
