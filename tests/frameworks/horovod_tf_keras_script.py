@@ -73,7 +73,7 @@ opt = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1, momentum=0.9)
 
 
 @tf.function
-def one_pass():
+def one_pass() -> None:
     opt.apply_gradients([(tf.ones(2) * (hvd.rank() + 1.0), weight)])
 
 

@@ -146,7 +146,7 @@ class _Interface:
 
 
 Memory: TypeAlias = Any  # an Array or a Span
-Spans: TypeAlias = Callable[..., tuple[Span, Span | None]]
+Spans: TypeAlias = Callable[..., tuple[Memory, Memory]]
 
 
 @dataclass(slots=True)
