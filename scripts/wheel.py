@@ -216,7 +216,7 @@ def trial(wheel: Path, horovod: Path) -> None:
     assert output.count("has the sum") == 2, output
     print(f"wheel: two ranks in a bare environment agreed, {time.monotonic() - began:.1f} s")
     output = run([fresh / "bin" / "farandole", "doctor"], PYTHONPATH="")
-    assert output.splitlines()[-1] == "fit" and "latency" in output, output
+    assert output.splitlines()[-1].startswith("fit") and "latency" in output, output
     assert "python:" in run([fresh / "bin" / "farandole", "env"], PYTHONPATH="")
     output = run([fresh / "bin" / "farandole", "bench", "--quick", "collectives", "life"], PYTHONPATH="")
     assert "init and shutdown" in output and "allreduce 2 ranks 1 MiB reused" in output, output
