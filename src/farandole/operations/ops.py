@@ -90,8 +90,8 @@ def allreduce(
     *, dtype: DType | None = None,
 ) -> Any:  # fmt: skip
     """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
-    id = getattr(process_set, "process_set_id", None)
-    key = (False, name, op, average, prescale_factor, postscale_factor, id, dtype)
+    set_id = getattr(process_set, "process_set_id", None)
+    key = (False, name, op, average, prescale_factor, postscale_factor, set_id, dtype)
     result = repeats.again(key, tensor)
     if result is None:
         begun = _allreduce(
@@ -107,8 +107,8 @@ def allreduce_(
     *, dtype: DType | None = None,
 ) -> Any:  # fmt: skip
     """Allreduce in place; gives `tensor` back."""
-    id = getattr(process_set, "process_set_id", None)
-    key = (True, name, op, average, prescale_factor, postscale_factor, id, dtype)
+    set_id = getattr(process_set, "process_set_id", None)
+    key = (True, name, op, average, prescale_factor, postscale_factor, set_id, dtype)
     if repeats.again(key, tensor) is None:
         begun = _allreduce(
             FIRST_CALL_IN_PLACE, tensor, average, name, op, prescale_factor, postscale_factor, process_set, dtype=dtype
